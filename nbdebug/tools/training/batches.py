@@ -68,6 +68,8 @@ READS = 16
 """Times that a sample is read: an image that is flipped in two ways comes out twice alike."""
 READING = 1.0
 """Seconds for that."""
+FEW, BY_CHANCE, UNSEEN = 5, 1e-6, 0.02
+"""Validation samples of a label that training never has; how rarely a draw leaves it out; their share of all."""
 ENDS_ALIKE = 0.9
 """Share of the sequences that end in the same token."""
 ENDS = 32
@@ -108,6 +110,16 @@ class Batches:
     def samples(self) -> int | None:
         return samples_of(self.loader)
 
+    def _rows_are_one(self) -> bool:
+        """Whether in every batch all rows of all inputs are the same, and not the same as in another, though labels
+        differ."""
+        rows = [[x for x in tensors_at(b, self.inputs) if x.dim() > 1 and len(x) >= FEW] for b in self.train[:READS]]
+        targets = [t for b in self.train[:READS] for t in tensors_at(b, [self.target or 0])]
+        if len(rows) < 2 or not all(rows) or not all(bool((x == x[:1]).all()) for row in rows for x in row):
+            return False
+        differ = any(not torch.equal(a[0], b[0]) for one, other in itertools.pairwise(rows) for a, b in zip(one, other))
+        return differ and all(t.dim() > 0 and bool((t != t[:1]).any()) for t in targets)
+
     def drawn(self) -> tuple[int, int] | None:
         """(weights of the sampler, samples of the dataset), where there are fewer: the others are never drawn."""
         sampler, samples = getattr(self.loader, "sampler", None), self.samples
@@ -116,12 +128,15 @@ class Batches:
 
     def reread(self) -> str:
         """What reading a sample again shows: "written" where that changes what the dataset holds, "apart" where the
-        same inputs come with a target's same values in other places, or with another label; "" for neither."""
+        same inputs come with a target's same values in other places, or with another label, "shared" where all rows of
+        a batch are the same tensor; "" for none of these."""
         dataset: Any = getattr(self.loader, "dataset", None)
         order = [i for i in (*self.inputs, self.target) if i is not None]
         readable = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
         if not readable or self.target is None or not self.inputs:
             return ""
+        if self._rows_are_one():
+            return "shared"
 
         def read() -> list[torch.Tensor]:
             row = [torch.as_tensor(v) for v in tree_leaves(dataset[0]) if hasattr(v, "__array__") or isinstance(v, int)]
@@ -200,10 +215,8 @@ class Batches:
 
     def labels(self) -> Labels | None:
         """Counts and order of the labels; None where the targets are no labels of samples."""
-        targets = [] if self.target is None else [t for b in self.train for t in tensors_at(b, [self.target])]
-        rows = [_classes(t, self.loss) for t in targets]
-        known = [row.tolist() for row in rows if row is not None]
-        if not known or len(known) != len(rows):
+        known = self._labels_of(self.train)
+        if not known:
             return None
         flat = [label for row in known for label in row]
         counts = Counter(flat)
@@ -219,7 +232,21 @@ class Batches:
             len(known),
             self._is_whole_pass(len(known)),
             isinstance(getattr(self.loader, "sampler", None), SequentialSampler),
+            self._unseen(counts, total) if self._is_whole_pass(len(known)) else {},
         )
+
+    def _labels_of(self, batches: list[Any]) -> list[list[int]]:
+        """By batch; none where the targets are no labels."""
+        targets = [] if self.target is None else [t for b in batches for t in tensors_at(b, [self.target])]
+        rows = [_classes(t, self.loss) for t in targets]
+        return [] if any(row is None for row in rows) else [row.tolist() for row in rows if row is not None]
+
+    def _unseen(self, counts: Counter[int], total: int) -> dict[str, int]:
+        """Labels of validation that a draw of so many samples would hardly have left out."""
+        val = Counter(label for row in self._labels_of(self.val) for label in row)
+        rare = ((label, times) for label, times in sorted(val.items()) if label not in counts and times >= FEW)
+        left = {str(label): times for label, times in rare if (1 - times / val.total()) ** total < BY_CHANCE}
+        return left if sum(left.values()) >= UNSEEN * val.total() else {}
 
     def _is_whole_pass(self, batches: int) -> bool:
         try:

@@ -369,12 +369,17 @@ def _are_shares(t: torch.Tensor) -> bool:
     return bool((t >= 0).all()) and bool(((t.sum(1) - 1).abs() < 1e-3).all()) and float(t.amax(1).min()) < 1
 
 
+NUMBERS, APART = 64, 0.5
+"""Elements of a matrix from which on it is no accident that two have a cosine below that."""
+
+
 class SetBack:
     """at: the steps that began with other weights than the step before had left, behind an evaluation. evaluated: there
-    was one since. Told by the smallest matrix that gets a gradient."""
+    was one since. anew: the steps that began with weights that have nothing of those that the step before had left.
+    Told by the smallest matrix that gets a gradient."""
 
     def __init__(self) -> None:
-        self.at, self.evaluated = list[int](), False
+        self.at, self.anew, self.evaluated = list[int](), list[int](), False
         self._weight: torch.Tensor | None = None
         self._left: torch.Tensor | None = None
 
@@ -386,9 +391,12 @@ class SetBack:
         self.evaluated = False
 
     def begun(self, step: int) -> None:
-        if self.evaluated and self._weight is not None and self._left is not None:
-            same = torch.isclose(self._weight.detach(), self._left, rtol=0.0, atol=0.0, equal_nan=True)
-            self.at += [step] * (not bool(same.all()))
+        if self._weight is not None and self._left is not None:
+            now, left = self._weight.detach(), self._left
+            same = bool(torch.isclose(now, left, rtol=0.0, atol=0.0, equal_nan=True).all())
+            self.at += [step] * (self.evaluated and not same)
+            if not same and now.numel() >= NUMBERS:
+                self.anew += [step] * (abs(float(torch.cosine_similarity(now.flatten(), left.flatten(), 0))) < APART)
         self.evaluated = False
 
 

@@ -324,7 +324,8 @@ class SharedGroups:
 class Labels:
     """The labels in the order in which the loader gives them. counts: label → how often; runs: stretches of the same
     label, expected: how many a shuffled order would have; per_batch: median number of classes in a batch; complete: the
-    whole pass was read; sequential: the loader gives the samples in the order of the dataset."""
+    whole pass was read; sequential: the loader gives the samples in the order of the dataset. unseen: label → how often
+    in validation, of those that training surely leaves out."""
 
     counts: Mapping[str, int]
     total: int
@@ -334,6 +335,7 @@ class Labels:
     batches: int
     complete: bool
     sequential: bool
+    unseen: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def one_label(self, least: int) -> str:
         """The one label of a whole pass of at least so many; "" where there are others."""
@@ -799,11 +801,11 @@ class TrainingRunFacts:
     that the experiment "weaker term" has weakened; one_label: see LoopRun; edits: by the cause, an edit of the user's
     lines that was run. stopped_at: batches of the last pass, where the loop left it early; bad_end: a loss at the end
     that is not finite, and where, in a sentence; linear: the model as a whole is a linear function of its input.
-    set_back: see SetBack. still: a copy of the model that gives targets and never changes: its name, and the loss at
-    the end with it as it is, and with the values of the model's end. statistics: the name of a model ("": the watched
-    one), the momentum of its batch normalization, its loss at the end, and with running statistics that are those of
-    the data. lost_level: see `outputs.lost_level`. renumbered: see `interventions.renumbered`. accumulation: see
-    `outputs.FirstLosses`. floor, at_floor: see `StaticFacts.floor`. validations: the steps after which the loop read
+    set_back, drawn_anew: see SetBack. still: a copy of the model that gives targets and never changes: its name, and
+    the loss at the end with it as it is, and with the values of the model's end. statistics: the name of a model ("":
+    the watched one), the momentum of its batch normalization, its loss at the end, and with running statistics that are
+    those of the data. lost_level: see `outputs.lost_level`. renumbered: see `interventions.renumbered`. accumulation:
+    see `outputs.FirstLosses`. floor, at_floor: see `StaticFacts.floor`. validations: the steps after which the loop read
     val_loader; None where that is not known."""
 
     losses: tuple[float, ...] = ()
@@ -865,6 +867,7 @@ class TrainingRunFacts:
     weighting: ClassWeighting | None = None
     ignored: IgnoredClass | None = None
     set_back: tuple[int, ...] = ()
+    drawn_anew: tuple[int, ...] = ()
     undecided: UndecidedPair | None = None
     renumbered: tuple[Mapping[int, int], float, float] | None = None
     outweighs: float = 0.0

@@ -375,6 +375,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         accumulation=run.first_losses.accumulation(updates.stepped, updates.used, updates.waiting),
         one_label=run.one_label,
         set_back=tuple(run.set_back.at),
+        drawn_anew=tuple(run.set_back.anew) if len(run.stepping) == 1 else (),
         idle=tuple(_idle(run)),
         starved=tuple(_starved(run)),
         passes=run.reading.passes,

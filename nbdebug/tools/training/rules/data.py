@@ -27,6 +27,7 @@ from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.rules.overfitting import renumbered
 from nbdebug.tools.training.rules.signs import (
     MUCH_BETTER,
+    REREAD,
     at_line,
     confused,
     feature_name,
@@ -38,6 +39,7 @@ from nbdebug.tools.training.rules.signs import (
     suggestion,
     tensor_of,
     tested_fix,
+    unseen_labels,
     without_call,
     wrong_call,
 )
@@ -48,8 +50,7 @@ STRONG = 4.0
 """… and of the first layer's output: weights made for such inputs bring them down to about one."""
 COMMON, ALONE = 0.9, 0.98
 """Share of the commonest label (SageMaker Debugger: 10 to 1): the first where a run has shown that the others are not
-found, the second where nothing but the labels is known
-(traintools: 95%; with three in a hundred that are easy to tell apart a model does without weights)."""
+found, the second where only the labels are known (traintools: 95%; three in a hundred may be easy to tell apart)."""
 FEW, RECALL = 10, 0.2
 """… not found: less than that share of at least so many. A rare class that is learned well is no fault."""
 ENOUGH = 100
@@ -69,10 +70,8 @@ SURE = 6.0
 """Standard errors between the means."""
 NEARLY_ALL = 0.95
 """Of samples: a diffusion's last steps may be nothing but noise."""
-SHARED = 0.02
-"""Share of validation rows that are in the training set."""
-NEAR = 0.2
-"""Share of validation rows that are near copies of training rows."""
+SHARED, NEAR = 0.02, 0.2
+"""Shares of validation rows that are in the training set, and that are near copies of training rows."""
 BINARY, NO_SHARE = ("binary_cross_entropy", "binary_cross_entropy_with_logits"), 0.4
 """How far beyond 0 and 1 a target is no label: those of a discriminator are drawn from -0.3 to 1.3 on purpose
 (https://github.com/soumith/ganhacks)."""
@@ -104,10 +103,10 @@ the number itself has to be so many of its standard deviations (the root of what
 )
 def input_not_normalized(facts: TrainingFacts) -> Finding | None:
     layers = facts.static.first_layers
-    if facts.static.reread == "written":
+    if facts.static.reread in REREAD:
         return finding(
             "input-not-normalized",
-            "Reading a sample changes it: the dataset writes in place into what it holds, once more in each pass",
+            REREAD[facts.static.reread],
             ["dataset", "__getitem__", "train_loader"],
             [Fix("Work on a copy.", "x = self.data[i].clone()  # or x = (x - mean) / std, which makes a new tensor")],
         )
@@ -157,6 +156,8 @@ def preprocessing_mismatch(facts: TrainingFacts) -> Finding | None:
     held_out = None if facts.run is None else facts.run.held_out
     if facts.run is not None and facts.run.renumbered is not None:
         return renumbered(*facts.run.renumbered)
+    if facts.static.labels is not None and facts.static.labels.unseen:
+        return unseen_labels(facts.static.labels)
     if held_out is not None and held_out.what == "unlike":
         return _unlike(held_out)
     if shift is None:
@@ -554,8 +555,7 @@ def _on_both_sides(groups: SharedGroups) -> Finding:
     """Samples of one subject in training and in validation."""
     key = f"column {groups.column} of the inputs" if groups.column is not None else f"`{groups.name}`"
     code = (
-        "from sklearn.model_selection import GroupShuffleSplit\n\n"
-        "split = GroupShuffleSplit(n_splits=1, test_size=0.2)\n"
+        "from sklearn.model_selection import GroupShuffleSplit\nsplit = GroupShuffleSplit(n_splits=1, test_size=0.2)\n"
         f"train_rows, val_rows = next(split.split(x, y, groups={groups.name if groups.column is None else 'key'}))"
     )
     return finding(

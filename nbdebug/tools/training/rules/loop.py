@@ -284,7 +284,8 @@ def train_mode_in_eval(facts: TrainingFacts) -> Finding | None:
     title="Training goes on from the weights of an evaluation.",
     symptom="Behind each evaluation the training loss is back at that of earlier steps, and the run hardly gets ahead.",
     cause="Averaged weights (EMA, SWA), or those of a checkpoint, are put into the model to evaluate it, and its own "
-    "are not put back; or a second exchange brings the averages in once more.",
+    "are not put back; or a second exchange brings the averages in once more. Or the weights are drawn anew in each "
+    "pass.",
     confirm="Copy a weight behind the last step of a pass, and compare it before the first step of the next.",
     fix="Put the model's own weights back behind the evaluation, or evaluate a copy.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.optim.swa_utils.AveragedModel.html",
@@ -292,6 +293,8 @@ def train_mode_in_eval(facts: TrainingFacts) -> Finding | None:
 def weights_not_restored(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     tried = facts.experiment("weights kept")
+    if run is not None and (drawn := signs.drawn_anew(run)):
+        return drawn
     if run is None or not run.set_back or tried is None:
         return None
     if not helps(tried, signs.BETTER if tried.val_changed is None else AGAIN) or not signs.helps_validation(tried):

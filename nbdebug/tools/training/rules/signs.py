@@ -17,10 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nbdebug.report import Finding, Fix, Link, Where
+from nbdebug.text import count, listed
 from nbdebug.tools.training.facts import (
     BatchEvaluation,
     Experiment,
     HeldOut,
+    Labels,
     LayerFact,
     RegularizerTrial,
     StaticFacts,
@@ -652,6 +654,49 @@ def _modules(run: TrainingRunFacts) -> set[str]:
         | {parameter.name for parameter in run.frozen}
         | {name for units in (*run.start_units, *run.end_units) for name in (units.layer, units.module)}
         | {call.module for call in run.layer_calls}
+    )
+
+
+REREAD = {
+    "written": "Reading a sample changes it: the dataset writes in place into what it holds, once more in each pass",
+    "shared": "The rows of a batch are one and the same, whatever their labels: the dataset writes each sample into "
+    "one tensor, and gives that",
+}
+"""By what reading samples again has shown."""
+
+
+def unseen_labels(labels: Labels) -> Finding:
+    names, samples = list(labels.unseen), sum(labels.unseen.values())
+    return finding(
+        "preprocessing-mismatch",
+        f"{count(samples, 'validation sample')} have labels that training does not have: {listed(names)}. "
+        "The set was split in the order in which it lies, or by its classes",
+        ["val_loader", "train_loader", "labels", "random_split"],
+        [
+            Fix(
+                "Deal the samples before you split them.",
+                "train, val = torch.utils.data.random_split(dataset, [0.8, 0.2])",
+            )
+        ],
+        evidence={"labels": list(labels.counts)[:20], "only in validation": names[:20]},
+    )
+
+
+def drawn_anew(run: TrainingRunFacts) -> Finding | None:
+    """New weights in each pass. In a study of several trainings each has passes of its own, and an optimizer."""
+    gaps = {b - a for a, b in itertools.pairwise((0, *run.drawn_anew))}
+    if len(run.drawn_anew) < 2 or len(gaps) != 1 or gaps != {run.batches_per_pass} or run.passes < 3:
+        return None
+    return finding(
+        "weights-not-restored",
+        f"Each pass begins with new weights ({count(len(run.drawn_anew), 'time')}, first at step {run.drawn_anew[0]}), "
+        "which have nothing of those that the step before had left, and all that was learned is lost",
+        ["init", "apply", *run.stale.functions],
+        [Fix("Draw the weights once, before the loop.", "model.apply(init)  # before the loop over passes")],
+        run=run,
+        step=run.drawn_anew[0],
+        place=run.places.get("training"),
+        evidence={"steps with new weights": list(run.drawn_anew[:20])},
     )
 
 
