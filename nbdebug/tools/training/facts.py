@@ -805,8 +805,8 @@ class TrainingRunFacts:
     the loss at the end with it as it is, and with the values of the model's end. statistics: the name of a model ("":
     the watched one), the momentum of its batch normalization, its loss at the end, and with running statistics that are
     those of the data. lost_level: see `outputs.lost_level`. renumbered: see `interventions.renumbered`. accumulation:
-    see `outputs.FirstLosses`. floor, at_floor: see `StaticFacts.floor`. validations: the steps after which the loop read
-    val_loader; None where that is not known."""
+    see `outputs.FirstLosses`. floor, at_floor: see `StaticFacts.floor`. validations: the steps after which the loop
+    read val_loader; None where that is not known."""
 
     losses: tuple[float, ...] = ()
     step_numbers: tuple[int, ...] = ()
