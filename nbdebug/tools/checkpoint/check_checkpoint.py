@@ -217,9 +217,8 @@ def _pointed(path: pathlib.Path) -> dict[str, pathlib.Path | None]:
         text = path.read_text(encoding="utf-8").strip()
         names = [text] if "\n" not in text and len(text) < 300 else []
         if text.startswith("{"):
-            named = re.compile(r"latest|last|best|checkpoint|resume", re.IGNORECASE)  # the note itself, or its entry
-            entries = json.loads(text).items()
-            names = [v for key, v in entries if isinstance(v, str) and named.search(f"{path.stem} {key}")]
+            word = re.compile(r"(?i)latest|last|best|checkpoint|resume")  # in the note's own name, or its entry's
+            names = [v for k, v in json.loads(text).items() if isinstance(v, str) and word.search(f"{path.stem} {k}")]
     for name in names:
         if name.isdecimal() and TRACKER.match(path.name):
             name = _of_step(int(name), folder)
