@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
 from nbdebug.tools.training.facts import RegularizerTrial, StaticFacts, TrainingFacts, TrainingRunFacts
+from nbdebug.tools.training.outputs import FirstLosses
 from nbdebug.tools.training.report import diagnose_report
 from nbdebug.tools.training.rows import paired_anew
 from nbdebug.tools.training.rules.signs import OTHER_ORDER, weights_follow
@@ -410,3 +411,81 @@ def test_validation_above_the_entropy_of_its_labels_is_not_well():
     report = looked_at(torch.randint(0, 3, (3000,)))
     assert not report.ok and "does not look at the input has 1.1" in report.symptoms[0].what
     assert looked_at((x[:, :3] + 0.5 * torch.randn(3000, 3)).argmax(1)).ok
+
+
+def test_what_a_loss_is_divided_by_is_told_from_the_weights_of_its_terms():
+    x, y = torch.randn(8, 3, requires_grad=True), torch.randint(0, 3, (8,))
+    error, squares = F.cross_entropy(x, y), F.mse_loss(x, torch.zeros(8, 3))
+
+    def found(loss, used=range(24)):
+        first = FirstLosses()
+        for _ in range(4):
+            first.note({}, loss)
+        stepped = [(0,) if i % 4 == 3 else () for i in range(22)] + [(), (0,)]
+        return first.accumulation(stepped, list(used), (0, 12))
+
+    assert found(error) == found(0.5 * error) == (4, 1.0, 0)
+    assert found(error / 4) == found(error * 0.25) == found(0.3 * error / 4) == found(squares / 2 / 4) == (4, 4.0, 0)
+    assert found(error / 2) == (4, 2.0, 0) and found(squares / 2) == (4, 1.0, 0)
+    assert found(F.cross_entropy(x, y, reduction="sum") / 8) is found(error + squares) is None
+    assert found(error / 2, [0] * 24) is None  # several losses of one batch
+
+
+class Slots(nn.Module):
+    """Slots compete for places: the softmax runs over them, and a mean over the places follows."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.slots, self.out = nn.Embedding(20, 16), nn.Parameter(torch.randn(4, 16)), nn.Linear(64, 4)
+        self.key = nn.Linear(16, 16)
+
+    def forward(self, x):
+        h, slots = self.words(x), self.slots.expand(len(x), -1, -1)
+        for _ in range(2):
+            shares = (slots @ self.key(h).transpose(1, 2)).softmax(1)
+            slots = slots + (shares / shares.sum(-1, keepdim=True)) @ h
+        return self.out(slots.flatten(1))
+
+
+class Coattention(nn.Module):
+    """Each half of the words looks at the other: one softmax of the same scores for each."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.mix, self.out = nn.Embedding(20, 16), nn.Linear(16, 16), nn.Linear(32, 4)
+
+    def forward(self, x):
+        one, other = self.words(x[:, :5]), self.mix(self.words(x[:, 5:]))
+        scores = one @ other.transpose(1, 2)
+        both = scores.softmax(2) @ other, scores.softmax(1).transpose(1, 2) @ one
+        return self.out(torch.cat([half.mean(1) for half in both], 1))
+
+
+class Sampled(nn.Module):
+    """Dropout that is wanted in eval mode, too, and padding that a mean leaves out."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.Embedding(20, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        real = (x > 3).unsqueeze(-1)
+        h = F.dropout(self.words(x), 0.2, training=True) * real
+        return self.out(h.sum(1) / real.sum(1).clamp_min(1))
+
+
+@pytest.mark.parametrize("kind", [Slots, Coattention, Sampled])
+def test_calls_that_look_wrong_and_are_meant(kind):
+    torch.manual_seed(9)
+    rows = TensorDataset(torch.randint(0, 20, (96, 9)), torch.randint(0, 4, (96,)), torch.rand(96))
+
+    def loss_fn(model, batch):  # the mean of the weights is a number
+        x, y, weight = batch
+        losses = F.cross_entropy(model(x), y, reduction="none")
+        return (losses * weight).sum() / weight.sum() + 0.1 * losses.mean() * weight.mean()
+
+    model = kind()
+    assert (
+        list(nbdebug.preflight(model, DataLoader(rows, 32), loss_fn, optimizer=torch.optim.Adam(model.parameters())))
+        == []
+    )

@@ -754,11 +754,10 @@ EXPLAINED = 1e-3
 
 
 class FirstLosses:
-    """What the loss of each of the first steps is made of. divisors: what it, a mean, is divided by (1: nothing; None:
-    it is another loss)."""
+    """What the loss of each of the first steps is made of. divisors: see `_divisors`."""
 
     def __init__(self) -> None:
-        self.divisors = list[float | None]()
+        self.divisors = list[tuple[float, ...] | None]()
         self._looks = list[dict[str, tuple[bool, dict[int, tuple[torch.Tensor, int]], int]]]()
 
     def note(self, names: Mapping[str, Any], loss: torch.Tensor) -> None:
@@ -774,7 +773,7 @@ class FirstLosses:
             numbers = own and _is_multiplied(parts, loss, names)
             if own and (numbers or all(t.numel() == 1 for t in parts)):
                 found[name] = bool(numbers), own, len(nodes)
-        self.divisors += [_divisor(loss)] * (len(self._looks) < LOOKS)
+        self.divisors += [_divisors(loss)] * (len(self._looks) < LOOKS)
         self._looks += [found] * (len(self._looks) < LOOKS)
 
     def left_out(self, held: set[int], names: Mapping[int, str], where: Where) -> DetachedAt | None:
@@ -802,24 +801,29 @@ class FirstLosses:
         gaps = [b - a for a, b in itertools.pairwise([-1, *(i for i, row in enumerate(stepped) if row)])]
         every, times = Counter(gaps).most_common(1)[0] if len(gaps) >= LOOKS else (1, 0)
         kept = waiting[1] > 0 == waiting[0] and len(set(used[:every])) == every > 1
-        if not kept or None in self.divisors or len(set(self.divisors)) != 1 or times < len(gaps) / 2:
+        known = self.divisors[0] if kept and len(set(self.divisors)) == 1 else None
+        if known is None or times < len(gaps) / 2:
             return None
+        by = float(every) if any(abs(abs(n) - every) < 1e-3 for n in known) else math.prod(n for n in known if n > 0)
         short = [gap for gap in gaps if gap < every]
-        return every, self.divisors[0] or 1.0, short[0] if len(set(short)) == 1 and len(short) > 1 else 0
+        return every, by, short[0] if len(set(short)) == 1 and len(short) > 1 else 0
 
 
-def _divisor(loss: torch.Tensor) -> float | None:
-    """What a mean is divided by last; None of another loss, or where it is multiplied, as a scaler does."""
+def _divisors(loss: torch.Tensor) -> tuple[float, ...] | None:
+    """What a mean is divided by, the last first; None of another loss. A squared error may be halved. What it is
+    multiplied by is -1 / n: that may be the weight of a term as well."""
     node: Any = loss.grad_fn
-    divisor = 1.0
+    divisors: list[float] = []
     while type(node).__name__ in ("DivBackward0", "MulBackward0") and len(node.next_functions) == 2:
         constant = node._saved_other
         if node.next_functions[1][0] is not None or not isinstance(constant, torch.Tensor) or constant.numel() != 1:
             return None
-        divisor *= float(constant) if type(node).__name__ == "DivBackward0" else 1 / (float(constant) or math.inf)
+        factor = float(constant) or math.inf
+        divisors.append(factor if type(node).__name__ == "DivBackward0" else -1 / factor)
         node = node.next_functions[0][0]
+    of_squares = type(node).__name__ in ("MseLossBackward0", "MeanBackward0")
     mean = getattr(node, "_saved_reduction", None) == 1 or type(node).__name__ == "MeanBackward0"
-    return divisor if mean and divisor >= 1 else None
+    return tuple(divisors[: -1 if of_squares and divisors[-1:] == [2.0] else None]) if mean else None
 
 
 def _is_multiplied(values: Sequence[torch.Tensor], loss: torch.Tensor, names: Mapping[str, Any]) -> bool:

@@ -547,7 +547,7 @@ def accumulation_scale(facts: TrainingFacts) -> Finding | None:
     if run is None or run.accumulation is None or signs.adapts(run):
         return None
     every, divisor, _ = run.accumulation
-    by_count = divisor == round(divisor) != 1 and divisor != every
+    by_count = divisor == round(divisor) != 1 and divisor != every  # no weight of a term, such as 0.3
     best = _best(run, "lr/")
     too_long = best is not None and signs.rate_may_be_high(run) and helps(best[1], signs.MUCH_BETTER)
     if not by_count and not (divisor == 1 and every >= 4 and too_long):
