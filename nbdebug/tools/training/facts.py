@@ -252,7 +252,7 @@ class InputShift:
     """Training inputs against validation inputs, by channel or feature (medians over those). train, val: mean and
     deviation; shift: difference of means over the training deviation; ratio: validation deviation over training's;
     errors: the difference in standard errors; swapped: validation's channels match training's in reverse order. drift:
-    from the start to the end of the training set, in deviations."""
+    from the start to the end of the training set, in deviations. apart: both have mean 0 and deviation 1, exactly."""
 
     features: int
     samples: tuple[int, int]
@@ -262,6 +262,7 @@ class InputShift:
     ratio: float
     errors: float
     swapped: bool = False
+    apart: bool = False
     drift: float = 0.0
 
 

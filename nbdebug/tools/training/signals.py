@@ -42,6 +42,8 @@ NOT_A_SIGNAL = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu", "bmm", "einsum"
 """Ops with weights of which no single matrix is that of a layer."""
 ELEMENTS = 8
 """Rows with fewer numbers than this may be equal by chance."""
+EXACT = 1e-4
+"""By so much mean and deviation of a set that was scaled by its own may be off 0 and 1: rounding in float32."""
 LEAST = 16
 """Samples of either loader, below which nothing is compared."""
 RARE = 10.0
@@ -237,7 +239,16 @@ def input_shift(train: Sequence[torch.Tensor], val: Sequence[torch.Tensor]) -> I
         median(ratio.tolist()),
         median((moved / (error + floor)).tolist()),
         _channels_swapped(a, b),
+        all(_is_standardized(side, alive) for side in (a, b)),
     )
+
+
+def _is_standardized(side: Moments, alive: torch.Tensor) -> bool:
+    """Whether the set as a whole has mean 0 and deviation 1, of all values or of one less, and no single sample has."""
+    n, std = len(side.rows), side.std[alive]
+    exact = torch.minimum((std - 1).abs(), (std * (n / max(n - 1, 1)) ** 0.5 - 1).abs()) < EXACT
+    by_sample = float(side.rows[:, alive].abs().max()) < EXACT
+    return n >= LEAST and bool(exact.all()) and float(side.mean[alive].abs().max()) < EXACT and not by_sample
 
 
 def _channels_swapped(a: Moments, b: Moments) -> bool:

@@ -24,7 +24,7 @@ from nbdebug.tools.training.facts import (
     TrainingFacts,
 )
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.overfitting import renumbered
+from nbdebug.tools.training.rules.overfitting import renumbered, scaled_apart
 from nbdebug.tools.training.rules.signs import (
     MUCH_BETTER,
     REREAD,
@@ -162,6 +162,8 @@ def preprocessing_mismatch(facts: TrainingFacts) -> Finding | None:
         return _unlike(held_out)
     if shift is None:
         return None
+    if shift.apart and facts.run is not None and (end := signs.far_behind(facts.run)) is not None:
+        return scaled_apart(*end)
     wider = max(shift.ratio, 1 / shift.ratio if shift.ratio else math.inf)
     scaled = wider > WIDER * (1 + 2 / min(shift.samples) ** 0.5)
     far = FAR if shift.drift > STEADY else APART
@@ -176,9 +178,7 @@ def preprocessing_mismatch(facts: TrainingFacts) -> Finding | None:
         if shift.swapped
         else f"Validation inputs are preprocessed differently from training inputs: {val}; in training {train}"
     )
-    fix = Fix(
-        "Preprocess both in the same way.", "val_set.transform = plain_transform  # training's, without augmentation"
-    )
+    fix = Fix("Preprocess both in the same way.", "val_set.transform = plain_transform  # without augmentation")
     return finding(
         "preprocessing-mismatch",
         title,

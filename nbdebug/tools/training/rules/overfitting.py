@@ -543,6 +543,19 @@ def _unrelated(run: TrainingRunFacts, held_out: HeldOut) -> Finding:
     )
 
 
+def scaled_apart(train: float, val: float) -> Finding:
+    code = "mean, std = x_train.mean(0), x_train.std(0)\nx_train, x_val = (x_train - mean) / std, (x_val - mean) / std"
+    return finding(
+        "preprocessing-mismatch",
+        "Validation inputs are scaled by their own mean and deviation, not by training's: both sets have mean 0 and "
+        f"deviation 1 to the last digit. The loss ends at {figures(train)} on training batches, and at {figures(val)} "
+        "on those of validation",
+        ["val_loader", "train_loader", "mean"],
+        [Fix("Take mean and deviation from the training set alone, for inputs and for targets.", code)],
+        evidence={"training": train, "validation": val},
+    )
+
+
 def renumbered(answers: Mapping[int, int], share: float, exchanged: float) -> Finding:
     """Validation numbers the classes otherwise. See `interventions.renumbered`."""
     others = [f"{answer} where it says {label}" for label, answer in answers.items() if label != answer]

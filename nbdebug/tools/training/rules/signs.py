@@ -76,6 +76,8 @@ AHEAD = 0.85
 """Validation over training loss below which wrong training labels are considered."""
 NO_GAIN = 0.7
 """Share of its first loss that validation keeps where it has learned next to nothing."""
+BEHIND = 3.0
+"""Validation over training loss at the end from which a difference in their preparation is taken for the cause."""
 FRESH, AGAIN = 0.97, 0.9
 """Without validation data: the last third of a first pass over its first third, where new samples are not predicted any
 better; and the last pass over that."""
@@ -484,6 +486,14 @@ def validation_learns_nothing(run: TrainingRunFacts) -> bool:
     never = min((e.val for e in run.evaluations[1:] if e.val is not None), default=0.0) > max(ends[:1], default=0.0)
     limits = ((NO_GAIN, 0.5), (1, 0.8), *([(1, 0.95)] if never else []))
     return known and any(ends[1] > to * ends[0] and not has_room(run, left) for to, left in limits)
+
+
+def far_behind(run: TrainingRunFacts) -> tuple[float, float] | None:
+    """The losses at the end on training and on validation batches, where the latter is several times as high."""
+    end = run.evaluations[-1] if run.evaluations else None
+    if end is None or end.val is None or end.val < BEHIND * end.train:
+        return None
+    return (end.train, end.val) if end.val - end.train > (1 - BETTER) * first_loss(run) else None
 
 
 def memorizes_pass_by_pass(run: TrainingRunFacts, guess: float = math.inf) -> bool:
