@@ -17,7 +17,7 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,10 +47,11 @@ from nbdebug.tools.training.edits import (
     with_all_parameters,
     without_factor,
 )
-from nbdebug.tools.training.evaluate import FixedBatches, LossFn, loss_root, loss_value, no_warnings
+from nbdebug.tools.training.evaluate import FixedBatches, LossFn, loss_root, loss_value, no_warnings, recalls
 from nbdebug.tools.training.facts import (
     DetachedAt,
     Experiment,
+    LossCall,
     StaticFacts,
     TrainingFacts,
     TrainingRunFacts,
@@ -439,6 +440,8 @@ AS_RELUS = """for name, module in list(model.named_modules()):
     if name and type(module).__name__ in {}:
         setattr(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], torch.nn.ReLU())"""
 """What ReLUs in the place of other activations make of the model."""
+MORE_FOUND = 0.1
+"""By how much the mean recall of the classes rises: to answer always the same leaves it at one over their number."""
 FAR_ABOVE = 3.0
 """Times the loss of an answer that knows nothing: a run that ends above it is not cured."""
 
@@ -526,9 +529,11 @@ class EditTrials:
         numbers = _before_and_after(before, train if well else math.nan, last, val)
         return TriedEdit(edit, well and train <= most, f"your whole loop, {count(len(losses), 'step')}", numbers)
 
-    def _rerun(self, edit: Edit, setup: str = "") -> tuple[list[float], float, float | None] | None:
+    def _rerun(
+        self, edit: Edit, setup: str = "", at_end: Callable[[nn.Module], None] = lambda model: None
+    ) -> tuple[list[float], float, float | None] | None:
         """The losses of the user's loop as edited, and the loss on fixed batches at its end; None where it can't run
-        again. setup: the lines of the edit, where these stand before the loop."""
+        again. setup: the lines of the edit, where these stand before the loop; at_end: called with the model."""
         if self.run.seconds > LONGEST_LOOP:
             return None
         arguments = self.arguments
@@ -553,6 +558,7 @@ class EditTrials:
             roots.detach()
             model = made[0].model if made else arguments.model
             end, val = self.run.on_train.losses_of(model), self.run.on_val.losses_of(model)
+            at_end(model)
             return (losses, statistics.fmean(end), statistics.fmean(val) if val else None) if end and losses else None
         except Exception:  # the edit is no fix here
             return None
@@ -604,8 +610,10 @@ class EditTrials:
             for edit in in_label_loss(self._files(), labelled[0], "ignore_index", NONE_IGNORED):
                 numbers = {"F1 of the others": ignored.others[0], "with the fix": ignored.others[1]}
                 return TriedEdit(edit, True, _from_the_start(ignored.steps), numbers)
-        if name != "class-imbalance" or weighting is None or len(calls) != 1 or not on_cpu:
+        if name != "class-imbalance" or len(calls) != 1 or not on_cpu:
             return None
+        if weighting is None:
+            return self._of_missed_classes(calls[0])
         binary = calls[0].op == "binary_cross_entropy_with_logits"
         argument = ("weight", tensor_of(weighting.weights))
         if weighting.left_out:
@@ -617,6 +625,28 @@ class EditTrials:
         for edit in in_label_loss(self._files(), calls[0], *argument):
             numbers = {"score of the other classes": weighting.before, "with the fix": weighting.after}
             return TriedEdit(edit, True, _from_the_start(weighting.steps), numbers)
+        return None
+
+    def _of_missed_classes(self, call: LossCall) -> TriedEdit | None:
+        """Classes that the run hardly finds, weighted by how rare they are, in your own loop: they are found then."""
+        labels, found = self.static.labels, self.facts.recalls
+        counts = {k: n for k, n in labels.counts.items() if n} if labels is not None else {}
+        loss_fn, run = self.arguments.loss_fn, self.run
+        if len(counts) < 2 or set(counts) != set(map(str, range(len(counts)))) or not found or loss_fn is None:
+            return None
+        total = sum(counts.values())
+        weights = [f"{total / (len(counts) * counts[str(k)]):.3g}" for k in range(len(counts))]
+        argument = ("weight", tensor_of(weights))
+        if call.op == "binary_cross_entropy_with_logits":
+            argument = ("pos_weight", tensor_of([pos_weight(weights)]))
+        ends: list[Mapping[str, tuple[int, int]]] = []
+        batches = [*run.on_train.batches, *run.on_val.batches]
+        for edit in in_label_loss(self._files(), call, *argument):
+            again = self._rerun(edit, at_end=lambda model: ends.append(recalls(model, loss_fn, batches)))
+            before, after = _mean_recall(found), _mean_recall(ends[0]) if again is not None and ends else 0.0
+            if again is not None and after > before + MORE_FOUND:
+                numbers = {"mean share found of a class": before, "with the fix": after}
+                return TriedEdit(edit, True, f"your whole loop, {count(len(again[0]), 'step')}", numbers)
         return None
 
     def _files(self) -> list[str]:
@@ -644,6 +674,10 @@ class EditTrials:
             numbers = _before_and_after(e.end_as_is, e.end_changed, e.val_as_is, e.val_changed)
             return TriedEdit(edit, True, _from_the_start(len(e.changed)), numbers)
         return None
+
+
+def _mean_recall(found: Mapping[str, tuple[int, int]]) -> float:
+    return statistics.fmean(hits / there for there, hits in found.values() if there) if found else 0.0
 
 
 def _before_and_after(before: float, after: float, val: float | None, val_after: float | None) -> dict[str, Any]:
