@@ -267,3 +267,57 @@ def test_sigmoids_through_which_no_gradient_comes_become_relus():
     assert fix.verified
     assert fix.edit.new == "        layers += [nn.ReLU(), nn.Linear(48, 48)]"
     assert sum(isinstance(module, nn.Sigmoid) for module in model) == 4
+
+
+def test_classes_that_are_hardly_found_are_weighted_in_the_loss():
+    torch.manual_seed(0)
+    y = (torch.rand(1536) < 0.04).long()
+    x = torch.randn(1536, 8) + y[:, None] * 0.75
+    train_loader = DataLoader(TensorDataset(x[:1024], y[:1024]), batch_size=64, shuffle=True)
+    val_loader = DataLoader(TensorDataset(x[1024:], y[1024:]), batch_size=64)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+
+    def own_loss(scorer, batch):
+        return F.cross_entropy(scorer(batch[0]), batch[1])
+
+    def train(callback):
+        for epoch in range(10):
+            for i, batch in enumerate(train_loader):
+                optimizer.zero_grad()
+                loss = own_loss(model, batch)
+                loss.backward()
+                optimizer.step()
+                callback(epoch * len(train_loader) + i, loss.item())
+
+    fix = first_fix(train, model, optimizer, own_loss, train_loader, val_loader, "class-imbalance")
+
+    assert fix.verified
+    assert "F.cross_entropy(scorer(batch[0]), batch[1], weight=torch.tensor([0.5" in fix.edit.new
+    assert fix.after["with the fix"] > fix.after["mean share found of a class"] + 0.1
+
+
+def test_states_are_joined_by_sample_and_no_sample_changes_another():
+    class Both(nn.Module):
+        """The two directions of a recurrent layer."""
+
+        def __init__(self):
+            super().__init__()
+            self.embed, self.out = nn.Embedding(10, 16), nn.Linear(32, 4)
+            self.read = nn.GRU(16, 16, batch_first=True, bidirectional=True)
+
+        def forward(self, tokens):
+            hidden = self.read(self.embed(tokens))[1]
+            return self.out(hidden.reshape(len(tokens), -1))
+
+    torch.manual_seed(0)
+    x = torch.randint(0, 10, (640, 6))
+    y = (x[:, 0] > 4).long() + 2 * (x[:, -1] > 4).long()
+    train_loader = DataLoader(TensorDataset(x[:512], y[:512]), batch_size=32, shuffle=True)
+
+    report = nbdebug.preflight(Both(), train_loader, loss_fn, val_loader=None)
+    fix = next(f for f in report.findings if f.code == "training/batch-mixing").fixes[0]
+
+    assert fix.verified
+    assert fix.edit.new == "            return self.out(hidden.transpose(0, 1).reshape(len(tokens), -1))"
+    assert fix.after["other samples changed"] == 0

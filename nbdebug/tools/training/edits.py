@@ -28,6 +28,7 @@ from nbdebug.observe.locations import Site, at_site, is_users_file, other_cells
 from nbdebug.report import Edit, Finding, Where
 from nbdebug.text import module_name
 from nbdebug.tools.training.facts import (
+    BatchMixing,
     Broadcast,
     DetachedAt,
     LossCall,
@@ -65,6 +66,18 @@ def in_loss(slug: str, static: StaticFacts, call: LossCall | None, model: nn.Mod
             yield from _at_operand(outside.where, outside.op, 1, "{} - 1") if outside.from_one else ()
     elif slug == "detached-graph" and static.detached:
         yield from joined(static.detached[0])
+    elif slug == "batch-mixing" and static.mixing is not None and static.mixing.rows is None:
+        yield from _batch_in_front(static.mixing)
+
+
+def _batch_in_front(mixing: BatchMixing) -> Iterator[Edit]:
+    """The first two dimensions exchanged before they are joined with others."""
+    way = {"reshape": "{}.transpose(0, 1)", "flatten": "{}.transpose(0, 1)", "view": "{}.transpose(0, 1).contiguous()"}
+    for op, template in way.items() if not mixing.layer and not mixing.placed and not mixing.kind else ():
+        for node in _calls(mixing.where, op):
+            operand = sources.operand(node, 0)
+            if operand is not None:
+                yield from _edited(mixing.where.file, {operand: template})
 
 
 def _other_activation(call: LossCall, model: nn.Module) -> Iterator[Edit]:

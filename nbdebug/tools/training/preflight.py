@@ -25,6 +25,7 @@ from nbdebug.arguments import completed, planned_optimizers, trainer_of
 from nbdebug.interrupts import interruptible
 from nbdebug.live import progress_bar
 from nbdebug.observe.snapshot import Snapshot
+from nbdebug.observe.sources import edited_functions
 from nbdebug.observe.tensors import kinds_of
 from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
 from nbdebug.report import Finding, Report, Where
@@ -450,9 +451,11 @@ class _Probes:
         undecided = None
         for fix in edit_fixes(finding, facts, self.work, self.loss_fn, batches.train, batches.inputs):
             result = attempt(*tries, fix, self.deadline)
-            if finding.code == "training/batch-mixing" and fix.patch is not None and result.fixed:
-                left = batch_mixing(self.work, patched(self.loss_fn, fix), batches.train[0])
-                result = dataclasses.replace(result, verified=left == (None, ""), others=0 if left[0] is None else None)
+            if finding.code == "training/batch-mixing" and fix.edit is not None and result.fixed:
+                with contextlib.nullcontext() if fix.patch is not None else edited_functions(fix.edit):
+                    left = batch_mixing(self.work, patched(self.loss_fn, fix), batches.train[0])
+                others, kept = (0, "") if left[0] is None else (None, result.why)
+                result = dataclasses.replace(result, verified=left == (None, ""), others=others, why=kept)
             if result.verified:
                 return result
             undecided = result if undecided is None and result.verified is None and result.fixed else undecided
