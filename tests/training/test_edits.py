@@ -321,3 +321,30 @@ def test_states_are_joined_by_sample_and_no_sample_changes_another():
     assert fix.verified
     assert fix.edit.new == "            return self.out(hidden.transpose(0, 1).reshape(len(tokens), -1))"
     assert fix.after["other samples changed"] == 0
+
+
+def test_loss_is_divided_by_the_batches_of_a_step():
+    torch.manual_seed(112)
+    x, y = clusters(1700, spread=2.0)
+    train_loader = DataLoader(TensorDataset(x[:1360], y[:1360]), batch_size=16, shuffle=True)
+    val_loader = DataLoader(TensorDataset(x[1360:], y[1360:]), batch_size=64)
+    model = nn.Sequential(nn.Linear(12, 48), nn.ReLU(), nn.Linear(48, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def train(callback):
+        step = 0
+        for _ in range(6):
+            optimizer.zero_grad()
+            for i, batch in enumerate(train_loader):
+                loss = loss_fn(model, batch)
+                (loss / 2).backward()
+                if (i + 1) % 8 == 0 or i + 1 == len(train_loader):
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    callback(step, loss.item())
+                    step += 1
+
+    fix = first_fix(train, model, optimizer, loss_fn, train_loader, val_loader, "accumulation-scale")
+
+    assert fix.verified
+    assert fix.edit.new.strip() == "(loss / 8).backward()"

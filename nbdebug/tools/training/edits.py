@@ -292,6 +292,7 @@ def in_loop(slug: str, loop: LoopStatements) -> Iterator[Edit]:
         "eval-mode-in-training": loop.in_train_mode,
         "exploding-gradients": loop.clipped,
         "loss-spike": loop.clipped,
+        "accumulation-scale": loop.divided,
         "train-mode-in-eval": loop.in_eval_mode,
         "scheduler-order": loop.scheduled,
         "plateau": loop.unscheduled,
@@ -301,13 +302,14 @@ def in_loop(slug: str, loop: LoopStatements) -> Iterator[Edit]:
 @dataclasses.dataclass
 class LoopStatements:
     """The function in which the user's loop calls backward. names: the variables of the loop; places: the user's lines,
-    by what they do, as a watched run gives them."""
+    by what they do, as a watched run gives them; accumulation: batches of a step, and what a loss is divided by."""
 
     names: Mapping[str, Any]
     model: nn.Module
     optimizers: Sequence[Any]
     scheduler: Any
     places: Mapping[str, Where]
+    accumulation: tuple[int, float] = (1, 1.0)
 
     def __post_init__(self) -> None:
         where = self.places.get("backward", Where())
@@ -432,6 +434,17 @@ class LoopStatements:
             if isinstance(node, (ast.Name, ast.Attribute)) and self._named(node, [self.model]):
                 return sources.source(self.file, node)
         return ""
+
+    def divided(self) -> Iterator[Edit]:
+        """The loss divided by the batches of a step, where backward is called."""
+        every, divisor = self.accumulation
+        for node in ast.walk(self.backward) if self.backward is not None else ():
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
+                loss = node.func.value
+                if isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Div):
+                    yield from _edited(self.file, {loss.right: str(every)})
+                elif divisor == 1:
+                    yield from _edited(self.file, {loss: f"({{}} / {every})"})
 
     def in_train_mode(self) -> Iterator[Edit]:
         """At the top of the innermost loop around the training step."""

@@ -479,7 +479,8 @@ class EditTrials:
         """The first edit that helps, else the first that runs."""
         arguments, first = self.arguments, None
         given = arguments.model, arguments.optimizers, arguments.scheduler
-        for edit in in_loop(name, LoopStatements(self._names, *given, self.facts.places)):
+        accumulation = (self.facts.accumulation or (1, 1.0))[:2]
+        for edit in in_loop(name, LoopStatements(self._names, *given, self.facts.places, accumulation)):
             end = self._rerun(edit)
             tried = None if end is None else self._judged(name, edit, *end)
             if tried is not None and tried.verified:
@@ -519,7 +520,8 @@ class EditTrials:
 
     def _judged(self, name: str, edit: Edit, losses: list[float], train: float, val: float | None) -> TriedEdit:
         facts, before, first = self.facts, signs.last_loss(self.facts), abs(signs.first_loss(self.facts))
-        learns = name in ("eval-mode-in-training", "train-mode-in-eval")  # with dropout the loss need not be lower
+        # with dropout, or shorter steps, the loss need not be lower
+        learns = name in ("eval-mode-in-training", "train-mode-in-eval", "accumulation-scale")
         learns |= name == "scheduler-order" and facts.schedule is not None and facts.schedule.before_first
         most = first if learns else min(signs.BETTER * before, first)
         if name == "exploding-gradients" and self.static.guess:  # less than before is no cure yet
