@@ -87,6 +87,7 @@ REMEMBERED = 20_000
 MODES = "In which mode (train or eval) each module ran"
 ORDER = "Gradients, updates and the order of backward, step and zero_grad"
 LOSS = "The loss of a batch, by your loop's own lines"
+FIRST = "What the first losses are made of"
 SCALER = "Whether gradients are clipped before GradScaler unscales them"
 
 
@@ -696,7 +697,7 @@ class LoopRun:
             self.rewards = RewardWatch.of(call.roots[0], frames, bool(self.reading.read))
         wanted = self.rewards is not None or self.updates.backwards < LOOKS
         names = {n: v for frame in reversed(frames) for n, v in frame_variables(frame).items()} if wanted else {}
-        self.errors.run(ORDER, lambda: self.first_losses.note(names, call.roots[0]), None)
+        self.errors.run(FIRST, lambda: self.first_losses.note(names, call.roots[0]), None)
         if self.rewards is not None:
             self.learned, self.takes_own = None, False
             self._forget_loss()

@@ -765,7 +765,7 @@ class FirstLosses:
         reached, found = {id(leaf) for leaf in graph_leaves(loss)}, {}
         for name, value in names.items() if len(self._looks) < LOOKS else ():
             parts = value[:MOST_VALUES] if type(value) is list else [value]
-            if not parts or not all(isinstance(t, torch.Tensor) and t.grad_fn is not None for t in parts):
+            if not parts or not all(issubclass(type(t), torch.Tensor) and t.grad_fn is not None for t in parts):
                 continue
             nodes = list(graph_nodes([t.grad_fn for t in parts]))
             leaves = {id(n.variable): n.variable for n in nodes if hasattr(n, "variable")}
@@ -855,7 +855,7 @@ def _unexplained(row: torch.Tensor, columns: Sequence[torch.Tensor]) -> float:
 
 def _numbers(value: Any) -> torch.Tensor | None:
     """A tensor without a graph, or a list of numbers, as a row."""
-    if isinstance(value, torch.Tensor) and not value.requires_grad and not value.is_complex():
+    if issubclass(type(value), torch.Tensor) and not value.requires_grad and not value.is_complex():
         return value.detach().flatten().double().cpu() if 4 < value.numel() < MOST_VALUES else None
     known = type(value) is list and 4 < len(value) < MOST_VALUES and all(type(n) in (int, float) for n in value)
     return torch.tensor(value, dtype=torch.float64, device="cpu") if known else None
