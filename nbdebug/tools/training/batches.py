@@ -232,7 +232,7 @@ class Batches:
             len(known),
             self._is_whole_pass(len(known)),
             isinstance(getattr(self.loader, "sampler", None), SequentialSampler),
-            self._unseen(counts, total) if self._is_whole_pass(len(known)) else {},
+            self._unseen(counts, total) if self._is_whole_pass(len(known)) and self.drawn() is None else {},
         )
 
     def _labels_of(self, batches: list[Any]) -> list[list[int]]:
