@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
+from nbdebug.report import Where
+from nbdebug.tools.training import edits
 from tests.training.loops import clusters
 
 
@@ -348,3 +350,39 @@ def test_loss_is_divided_by_the_batches_of_a_step():
 
     assert fix.verified
     assert fix.edit.new.strip() == "(loss / 8).backward()"
+
+
+@pytest.mark.parametrize(
+    ("line", "slug", "mended"),
+    [
+        (
+            "opt.zero_grad(); loss.backward(); opt.step()",
+            "loss-spike",
+            "opt.zero_grad(); loss.backward(); torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0); opt.step()",
+        ),
+        (
+            "loss = net(x).sum(); loss.backward(); opt.step()",
+            "zero-grad-missing",
+            "loss = net(x).sum(); opt.zero_grad(); loss.backward(); opt.step()",
+        ),
+        (
+            "loss.backward(); opt.zero_grad(); opt.step()",
+            "gradients-cleared-before-step",
+            "opt.zero_grad(); loss.backward(); opt.step()",
+        ),
+        (
+            "opt.zero_grad(); opt.step(); loss.backward()",
+            "gradients-cleared-before-step",
+            "opt.zero_grad(); loss.backward(); opt.step()",
+        ),
+    ],
+)
+def test_statements_that_share_a_line_are_told_apart(tmp_path, line, slug, mended):
+    file = tmp_path / "loop.py"
+    file.write_text(f"def train():\n    for x in rows:\n        loss = net(x).sum()\n        {line}\n")
+    net = nn.Linear(2, 1)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    places = {"backward": Where(file=str(file), line=4)}
+    loop = edits.LoopStatements({"net": net, "opt": opt}, net, [opt], None, places)
+
+    assert next(edits.in_loop(slug, loop)).new.strip() == mended

@@ -16,7 +16,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -281,6 +281,14 @@ def _edited(file: str | None, changes: Mapping[ast.AST, str]) -> Iterator[Edit]:
         yield edit
 
 
+def _calls_backward(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and sources.name_of(node) == "backward"
+
+
+def _place(statement: ast.stmt) -> tuple[int, int]:
+    return statement.lineno, statement.col_offset
+
+
 # In the loop
 
 
@@ -314,7 +322,20 @@ class LoopStatements:
     def __post_init__(self) -> None:
         where = self.places.get("backward", Where())
         self.file, self.backward = where.file or "", _statement(where)
+        if self.backward is not None and where.line:
+            self.backward = self._of_the_line(where.line, _calls_backward)
         self.function = sources.function_at(self.file, where.line) if self.backward is not None and where.line else None
+
+    def _of_the_line(self, line: int, is_it: Callable[[ast.AST], bool]) -> ast.stmt | None:
+        """Of the statements that share a line the one in which a part is it, else the first."""
+        shared = sources.statements_at(self.file, line)
+        return next((one for one in shared if any(map(is_it, ast.walk(one)))), next(iter(shared), None))
+
+    def _joined(self, statement: ast.stmt, text: str, behind: bool = False) -> str:
+        """A template that puts a text before or behind a statement: on the same line where that has others too."""
+        alone = len(sources.statements_at(self.file, statement.lineno)) == 1
+        gap = "\n" + " " * statement.col_offset if alone else "; "
+        return f"{{raw}}{gap}{text}" if behind else f"{text}{gap}{{raw}}"
 
     def _named(self, node: ast.expr, things: Iterable[Any]) -> bool:
         """Whether an expression names one of these: the end of it is a name of theirs."""
@@ -327,10 +348,10 @@ class LoopStatements:
         found, function = [], function or self.function
         for node in ast.walk(function) if function is not None else ():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name:
-                statement = sources.statement_at(self.file, node.lineno)
+                statement = self._of_the_line(node.lineno, lambda part: part is node)
                 if statement is not None:
                     found.append((statement, node, node.func.value))
-        return sorted(found, key=lambda row: row[1].lineno)
+        return sorted(found, key=lambda row: (row[1].lineno, row[1].col_offset))
 
     def _optimizer(self) -> str:
         """The optimizer as the function writes it (or that around it, of a closure), where it makes one step; "" where
@@ -346,8 +367,7 @@ class LoopStatements:
         return ""
 
     def _before(self, statement: ast.stmt, text: str) -> Iterator[Edit]:
-        gap = " " * statement.col_offset
-        yield from _edited(self.file, {statement: f"{text}\n{gap}{{raw}}"})
+        yield from _edited(self.file, {statement: self._joined(statement, text)})
 
     def cleared(self) -> Iterator[Edit]:
         optimizer = self._optimizer()
@@ -361,15 +381,15 @@ class LoopStatements:
             return
         clears = self._methods("zero_grad")
         for statement, _, _ in clears:
-            if statement.lineno > backward.lineno:
+            if _place(statement) > _place(backward):
                 yield from self._exchanged(backward, statement)
         steps = [statement for statement, _, owner in self._methods("step") if self._named(owner, self.optimizers)]
         for statement in steps:
-            if statement.lineno < backward.lineno:
+            if _place(statement) < _place(backward):
                 yield from self._exchanged(statement, backward)
         owners = [sources.source(self.file, owner) for _, _, owner in clears if self._named(owner, self.optimizers)]
         if not steps and owners:
-            yield from _edited(self.file, {backward: f"{{raw}}\n{' ' * backward.col_offset}{owners[0]}.step()"})
+            yield from _edited(self.file, {backward: self._joined(backward, f"{owners[0]}.step()", behind=True)})
 
     def _exchanged(self, first: ast.stmt, second: ast.stmt) -> Iterator[Edit]:
         one, other = (sources.source(self.file, statement) for statement in (first, second))
@@ -386,7 +406,7 @@ class LoopStatements:
         text = sources.source(self.file, schedules[0]) if schedules else ""
         if len(schedules) == 1 and len(trains) == 1 and inner is not None and "{" not in text:
             schedule = schedules[0]
-            if schedule in inner.body and schedule.lineno < trains[0].lineno:
+            if schedule in inner.body and _place(schedule) < _place(trains[0]):
                 yield from self._exchanged(schedule, trains[0])
             else:
                 behind = inner if schedule in inner.body else inner.body[-1]
@@ -403,7 +423,8 @@ class LoopStatements:
     def unscheduled(self) -> Iterator[Edit]:
         """No step of the scheduler."""
         for statement in self._schedules() if len(self._schedules()) == 1 else ():
-            if isinstance(statement, ast.Expr) and statement.lineno == statement.end_lineno:
+            alone = len(sources.statements_at(self.file, statement.lineno)) == 1  # the comment ends with the line
+            if isinstance(statement, ast.Expr) and statement.lineno == statement.end_lineno and alone:
                 yield from _edited(self.file, {statement: f"{GONE}{{raw}}"})
 
     def _inner_loop(self, line: int) -> ast.For | ast.While | None:
@@ -424,9 +445,8 @@ class LoopStatements:
     def clipped(self) -> Iterator[Edit]:
         model = self._model(self.function)
         if model and self.backward is not None:
-            gap = " " * self.backward.col_offset
             code = f"torch.nn.utils.clip_grad_norm_({model}.parameters(), {CLIP})"
-            yield from _edited(self.file, {self.backward: f"{{raw}}\n{gap}{code}"})
+            yield from _edited(self.file, {self.backward: self._joined(self.backward, code, behind=True)})
 
     def _model(self, part: ast.AST | None) -> str:
         """The model as a part of the source writes it."""
