@@ -267,3 +267,39 @@ def test_what_there_is_no_time_for_is_told(monkeypatch) -> None:
 def test_a_time_that_is_none_is_refused(seconds) -> None:
     with pytest.raises(ValueError, match="seconds takes a number above 0"):
         nbdebug.preflight(network(), loaders(*clusters(64))[0], cross_entropy, seconds=seconds)
+
+
+class Sure(nn.Module):
+    """Classes whose scores are so large that the softmax gives 0 and 1 alone, whatever the next step does."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x):
+        return F.softmax(self.head(x), dim=1)
+
+
+def test_a_saturated_softmax_is_no_cut_graph_and_its_cure_may_start_far_above():
+    torch.manual_seed(0)
+    x, y = clusters(160)
+    pair = loaders(3000 * x, y)
+    model = Sure()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(callback):
+        for i in range(3):
+            for j, (rows, labels) in enumerate(pair[0]):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(rows), labels)
+                loss.backward()
+                optimizer.step()
+                callback(100 * i + j, loss.item())
+
+    given = {"optimizer": optimizer, "loss_fn": cross_entropy, "train_loader": pair[0], "val_loader": pair[1]}
+    report = nbdebug.diagnose(train, model=model, progress=False, **given)
+
+    assert "training/detached-graph" not in [finding.code for finding in report.findings]
+    double = next(finding for finding in report.findings if finding.code == "training/double-softmax")
+    assert double.fixes[0].verified
+    assert double.fixes[0].after["loss with the fix"] < double.fixes[0].after["loss as it is"]

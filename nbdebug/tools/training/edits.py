@@ -16,7 +16,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -323,13 +323,14 @@ class LoopStatements:
         where = self.places.get("backward", Where())
         self.file, self.backward = where.file or "", _statement(where)
         if self.backward is not None and where.line:
-            self.backward = self._of_the_line(where.line, _calls_backward)
+            calls = [node for node in sources.nodes_of(self.file) if _calls_backward(node)]
+            self.backward = self._of_the_line(where.line, calls)
         self.function = sources.function_at(self.file, where.line) if self.backward is not None and where.line else None
 
-    def _of_the_line(self, line: int, is_it: Callable[[ast.AST], bool]) -> ast.stmt | None:
-        """Of the statements that share a line the one in which a part is it, else the first."""
+    def _of_the_line(self, line: int, parts: Sequence[ast.AST]) -> ast.stmt | None:
+        """Of the statements that share a line the one that has one of these parts, else the first."""
         shared = sources.statements_at(self.file, line)
-        return next((one for one in shared if any(map(is_it, ast.walk(one)))), next(iter(shared), None))
+        return next((one for one in shared if any(node in parts for node in ast.walk(one))), next(iter(shared), None))
 
     def _joined(self, statement: ast.stmt, text: str, behind: bool = False) -> str:
         """A template that puts a text before or behind a statement: on the same line where that has others too."""
@@ -348,7 +349,7 @@ class LoopStatements:
         found, function = [], function or self.function
         for node in ast.walk(function) if function is not None else ():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name:
-                statement = self._of_the_line(node.lineno, lambda part: part is node)
+                statement = self._of_the_line(node.lineno, [node])
                 if statement is not None:
                     found.append((statement, node, node.func.value))
         return sorted(found, key=lambda row: (row[1].lineno, row[1].col_offset))

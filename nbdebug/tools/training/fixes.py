@@ -499,15 +499,17 @@ class _FixTrial:
             as_is = [] if fix.raises else self._train(None)
         except Exception:  # a loss that refuses its targets has no course
             as_is = []
+        compares = fix.comparable and as_is and math.isfinite(as_is[-1]) and not memorized(as_is)
         try:
-            fixed = self._train(fix)
+            fixed = self._train(fix, below=as_is[-1] if compares else math.inf)
         except Exception as error:  # the fix is no fix here, and the report says so
             return dataclasses.replace(attempt, as_is=tuple(as_is), why=describe("tried, and it fails", error))
         verified, why = verdict(as_is, fixed, fix.comparable)
         attempt = dataclasses.replace(attempt, as_is=tuple(as_is), fixed=tuple(fixed), edit=fix.edit)
         return dataclasses.replace(attempt, verified=verified, why=why)
 
-    def _train(self, fix: TrainingFix | None) -> list[float]:
+    def _train(self, fix: TrainingFix | None, below: float = math.inf) -> list[float]:
+        """below: a loss that the course is compared with: one that starts far above it must have time to get there."""
         until = min(self.deadline, time.monotonic() + SECONDS)
         edit = None if fix is None or fix.change is not None or fix.patch is not None else fix.edit
         loss_fn = self.loss_fn
@@ -523,7 +525,9 @@ class _FixTrial:
                 if optimizers is None:
                     optimizers = [torch.optim.Adam([p for p in self.model.parameters() if p.requires_grad], lr=RATE)]
                 batch = self.batch if fix is None or fix.batch is None else fix.batch
-                return train_on(self.model, optimizers, patched(changed or loss_fn, fix), batch, STEPS, until)
+                return train_on(
+                    self.model, optimizers, patched(changed or loss_fn, fix), batch, STEPS, until, BETTER * below
+                )
         finally:
             self.start.restore()
 
@@ -644,10 +648,16 @@ def _in_sentences(tries: Sequence[_Try], own: bool, floor: float) -> tuple[str, 
 
 
 def train_on(
-    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], loss_fn: LossFn, batch: Any, steps: int, until: float
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    loss_fn: LossFn,
+    batch: Any,
+    steps: int,
+    until: float,
+    below: float = math.inf,
 ) -> list[float]:
     """The loss of one batch before the first step and after each: `steps` of them, fewer where it is not finite any
-    more, where next to nothing is left of it, or when it is `until` by the monotonic clock."""
+    more, where next to nothing is left of it (and it is `below` that), or when it is `until` by the monotonic clock."""
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.eval()
@@ -660,7 +670,7 @@ def train_on(
     while True:
         losses.append(_loss_and_gradients(model, loss_fn, batch, members))
         value, first = losses[-1], losses[0]
-        if not math.isfinite(value) or 0 <= value <= MEMORIZED * first / 2 or len(losses) > steps:
+        if not math.isfinite(value) or 0 <= value <= min(MEMORIZED * first / 2, below) or len(losses) > steps:
             return losses
         if time.monotonic() > until:
             return losses

@@ -846,10 +846,15 @@ def cancelled(model: nn.Module, loss_fn: LossFn, batch: Any, names: Collection[s
     mask = sum(1 << i for i, (name, _) in enumerate(runs[0].parameters) if name in names)
     for a, b in zip(first, second) if [c.op for c in first] == [c.op for c in second] else ():
         moved = [not _alike(x, y) for x, y in zip((*a.outputs, *a.inputs), (*b.outputs, *b.inputs))]
-        if a.op in CANCELS and a.params & mask and any(moved) and not any(moved[: len(a.outputs)]):
+        constant = a.op in CANCELS and a.params & mask and any(moved) and not any(moved[: len(a.outputs)])
+        if constant and not _is_saturated(a.op, a.outputs[0]):
             at = runs[0].positions(a.params & mask)
             return dataclasses.replace(detached_at(runs[0], a, set(at)), how="cancels")
     return None
+
+
+def _is_saturated(op: str, output: torch.Tensor) -> bool:  # of a single entry, one number would be all there is
+    return "softm" in op and bool(output.detach().min() != output.detach().max())
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
