@@ -16,13 +16,13 @@ import tempfile
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import nbdebug
 from nbdebug import registry
 from nbdebug.arguments import discover
 from nbdebug.report import Report
-from nbdebug.text import count, figures, in_a_line, in_colour
+from nbdebug.text import count, figures, in_a_line, in_colour, refused
 from nbdebug.tools.environment.check_environment import machine_facts
 
 DEMO = "00_first_aid.ipynb"
@@ -91,11 +91,14 @@ def main(arguments: list[str] | None = None) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(refused(message))
+
+
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="nbdebug", usage="nbdebug COMMAND [options]", description=HELP, formatter_class=raw
-    )
+    parser = _Parser(prog="nbdebug", usage="nbdebug COMMAND [options]", description=HELP, formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"nbdebug {nbdebug.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog="nbdebug", help=argparse.SUPPRESS)
 

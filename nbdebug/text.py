@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
@@ -81,6 +82,23 @@ def listed(names: Iterable[object], most: int = 3, quote: str = "`") -> str:
     if len(words) > most:
         return f"{', '.join(words[:most])} and {len(words) - most:,} more"
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """ " Did you mean off?", or "" where no choice is near."""
+    close = difflib.get_close_matches(word, list(choices), n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def refused(message: str) -> str:
+    """argparse's refusal of a choice, by what was typed, with the nearest choice; any other message as it is."""
+    match = re.fullmatch(r"(?:argument ([^:]*): )?invalid choice: '(.*?)' \(choose from (.*)\)", message)
+    if match is None:
+        return message
+    choices = re.findall(r"[\w.-]+", match[3])
+    option = f"{match[1]}: " if (match[1] or "").startswith("-") else ""  # other names are on no screen
+    known = listed(choices, most=len(choices), quote="").replace(" and ", " or ")
+    return f"{option}{match[2]!r} is not {known}.{nearest(match[2], choices)}"
 
 
 def count(number: int, noun: str, plural: str = "") -> str:

@@ -325,6 +325,12 @@ def test_help_fits_80_columns_and_is_the_docstring_as_well(notebook: Notebook) -
         ("%%nan_trace\nimport asyncio\nawait asyncio.sleep(0)", ["await"]),
         ("%explain nan/overflw", ["nan/overflw", "nan/overflow"]),
         ("%nbdebug on", ["'on'", "off"]),
+        ("%guard of", ["'of' is not on, off, status or open. Did you mean off?"]),
+        ("%first_aid not-lerning", ["Did you mean not-learning?"]),
+        ("steps = [1]\n%mem steps", ["steps is of type list", "step()"]),
+        ("steps = [1]\n%nan_trace steps", ["steps is of type list", "step()"]),
+        ("steps = [1]\n%diagnose steps", ["steps is of type list", "step()"]),
+        ("%diagnose trian", ["'trian'", "not defined"]),
     ],
 )
 def test_a_wrong_argument_is_quoted_beside_what_is_accepted(notebook: Notebook, cell: str, words: list[str]) -> None:

@@ -23,7 +23,7 @@ from IPython.utils.process import arg_split
 
 from nbdebug import registry
 from nbdebug.arguments import NOUNS, USUAL_NAMES, Subject, around, discover, is_source, part
-from nbdebug.text import listed, terminal_width
+from nbdebug.text import listed, refused, terminal_width
 
 # -- options that several magics take ---------------------------------------------------------------------------------
 
@@ -72,7 +72,10 @@ def parse(magic: Any, line: str) -> Any:
         raise UsageError(f"{error}: {line}") from None
     takes_step = any(action.nargs == argparse.REMAINDER for action in magic.parser._actions)
     if takes_step or not {"-h", "--help"} & set(words):  # help needs no other argument
-        args = magic.parser.parse_args(words) if takes_step else magic.parser.parse_intermixed_args(words)
+        try:
+            args = magic.parser.parse_args(words) if takes_step else magic.parser.parse_intermixed_args(words)
+        except UsageError as error:
+            raise UsageError(refused(str(error))) from None
         if not args.help:
             return args
     print(help_text(magic, terminal_width()))

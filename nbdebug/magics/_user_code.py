@@ -10,7 +10,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -28,6 +28,17 @@ def line_code(shell: Any, text: str) -> CodeType:
     number, line = called_from(shell)
     source = "\n" * (line - 1) + text
     return _compile(shell, source, shell.compile.cache(source, number), expression=True)
+
+
+def named_call(magic: str, text: str, names: Mapping[str, Any]) -> Any:
+    """The function whose bare name was typed in the place of a step, or a trainer; None for more than a name. Raises
+    UsageError for another thing: run as a step, it would show nothing, and look well."""
+    if not re.fullmatch(r"[^\W\d][\w.]*", text):
+        return None
+    thing = evaluate(text, names)
+    if callable(thing) or callable(getattr(thing, "train", None)):
+        return thing
+    raise UsageError(f"{text} is of type {type(thing).__name__}: %{magic} takes a call or a function, such as step().")
 
 
 def cell_code(shell: Any, body: str) -> CodeType:
@@ -105,7 +116,11 @@ def loop_code(
     alone is called, with a variable `callback` if it takes one."""
     if cell is None:
         names = variables(shell, local_ns)
-        call = f"{text}({callback_argument(evaluate(text, names))})" if re.fullmatch(r"[\w.]+", text) else text
+        thing, call = named_call(magic, text, names), text
+        if callable(thing):
+            call = f"{text}({callback_argument(thing)})"
+        elif thing is not None:
+            call = f"{text}.train()"
         return f"%{magic} {text}", line_code(shell, call), names
     if text:
         raise UsageError(f"%%{magic} runs the cell below it, so it takes no LOOP.")
@@ -114,6 +129,7 @@ def loop_code(
 
 def run_loop(code: CodeType, names: dict[str, Any], ask: Callable[[Callable[[Any], None]], Any]) -> Any:
     """ask(train), where train(callback) runs the code with a variable `callback`."""
+    __tracebackhide__ = True
 
     def train(callback: Any) -> None:
         names["callback"] = callback

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Mapping
 from types import CodeType
 from typing import Any
@@ -30,7 +29,7 @@ from nbdebug.magics._arguments import (
     usage_errors,
     variables,
 )
-from nbdebug.magics._user_code import cell_code, line_code, loop_parts, run
+from nbdebug.magics._user_code import cell_code, line_code, loop_parts, named_call, run
 from nbdebug.report import Report
 from nbdebug.text import size
 
@@ -80,8 +79,8 @@ class MemoryMagics(Magics):
 
     def _follow_line(self, text: str, args: Any, names: dict[str, Any]) -> Report:
         __tracebackhide__ = True
-        if re.fullmatch(r"[\w.]+", text) and callable(eval(text, names)):
-            text = f"{text}()"
+        if (thing := named_call("mem", text, names)) is not None:
+            text += "()" if callable(thing) else ".train()"
         code = line_code(self.shell, text)
         steps = 3 if args.steps is None else args.steps
         return _follow(code, lambda: eval(code, names), f"%mem {text}", args, names, steps)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -21,7 +20,7 @@ from nbdebug.magics._arguments import (
     subject_of,
     variables,
 )
-from nbdebug.magics._user_code import cell_code, line_code, run
+from nbdebug.magics._user_code import cell_code, line_code, named_call, run
 from nbdebug.report import Report
 
 
@@ -76,8 +75,9 @@ class NanTraceMagics(Magics):
 
         if not text:
             raise UsageError("%nan_trace takes one training step, for example: %nan_trace step()")
-        if re.fullmatch(r"[\w.]+", text) and callable(eval(text, names)):
-            raise UsageError(f"{text} is a function; call it: %nan_trace {text}()")
+        if (thing := named_call("nan_trace", text, names)) is not None:
+            call = f"{text}()" if callable(thing) else f"{text}.train()"
+            raise UsageError(f"{text} is a {'function' if callable(thing) else 'trainer'}; call it: %nan_trace {call}")
         code = line_code(self.shell, text)
 
         def ask() -> Report:

@@ -27,7 +27,7 @@ from typing import Any
 import nbdebug
 from nbdebug.arguments import USUAL_NAMES, Subject, around, discover, part
 from nbdebug.report import Report
-from nbdebug.text import listed, module_name
+from nbdebug.text import listed, module_name, nearest
 
 STEPS = ("train_step", "training_step", "step", "one_step", "train_one_step", "train_batch", "run_step")
 """Names by which a function of the user's is known to be one training step."""
@@ -682,4 +682,5 @@ def named(word: str, lists: Mapping[str, Procedure]) -> str:
     for name, procedure in lists.items():
         if wanted == name or wanted in procedure.also:
             return name
-    raise ValueError(f"There is no list {word!r}. There are {listed(lists, most=len(lists), quote='')}.")
+    there = listed(lists, most=len(lists), quote="")
+    raise ValueError(f"There is no list {word!r}.{nearest(wanted, lists)} There are {there}.")

@@ -568,7 +568,9 @@ class OwnerIndex:
                 if key != "params":
                     self.add(value, owner.then(f".param_groups[{number}][{key!r}]"))
         for key, value in values.items():
-            if key != "param_groups":
+            if key.endswith("_hooks") and issubclass(type(value), dict):
+                self._hooks(value, owner)  # a watcher's, or the user's: no state of the optimizer
+            elif key != "param_groups":
                 self.add(value, owner.then(f".{key}"))
 
     def _saved(self, saved: Any, owner: Ownership) -> None:
