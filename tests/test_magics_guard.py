@@ -130,6 +130,12 @@ def test_status_is_a_report(notebook: Notebook) -> None:
     assert notebook.shell.user_ns["rep"] == done.result
 
 
+def test_status_owns_up_to_updates_that_another_tool_traced(notebook: Notebook) -> None:
+    notebook.run("%guard on\nstep(good)")
+    notebook.run("%%mem\nstep(good)")
+    assert "1 update was not watched: another tool, such as %%mem, traced it." in str(notebook.run("%guard").result)
+
+
 @pytest.mark.parametrize("cell", ["%guard status;", "%guard status ;", "%guard off;", "%guard off  ; "])
 def test_a_semicolon_silences_it(notebook: Notebook, cell: str) -> None:
     notebook.run("%guard on")

@@ -101,14 +101,16 @@ MAY_DIFFER = (
 
 class Guard:
     """A watch over training steps; see `guard`. steps: how many it has watched; of them, bad: were not finite; clipped;
-    skipped: were dropped while training went on, above: for their norm; scaler_skips: by GradScaler. lines: the last
-    steps in numbers; trips: what was stopped; fault: why it has left, "" while it has not."""
+    skipped: were dropped while training went on, above: for their norm; scaler_skips: by GradScaler. unwatched:
+    updates while another tool traced the ops: none of them was checked. lines: the last steps in numbers; trips: what
+    was stopped; fault: why it has left, "" while it has not."""
 
     def __init__(self, models: dict[str, Any], optimizers: dict[str, Any], policy: Policy, scaler: Any, record: Any):
         self.models, self.optimizers, self.policy, self.scaler = models, optimizers, policy, scaler
         self.lines: collections.deque[StepLine] = collections.deque(maxlen=policy.keep)
         self.trips: list[Trip] = []
         self.steps = self.bad = self.clipped = self.skipped = self.above = self.scaler_skips = 0
+        self.unwatched = 0
         self.fault, self.active, self._located = "", True, 0
         self.ranks = Ranks.of(models.values())
         self._shutdown: GuardShutdown | None = None
@@ -460,6 +462,12 @@ def _notes(guard: Any) -> list[str]:
         notes.append(f"{_share(guard.scaler_skips, steps)} skipped by GradScaler: normal while it looks for its scale.")
     if policy.max_grad_norm is not None:
         notes.append(f"{_share(guard.clipped, steps)} clipped to a norm of {policy.max_grad_norm:g}.")
+    if guard.unwatched:
+        one = guard.unwatched == 1
+        notes.append(
+            f"{count(guard.unwatched, 'update was', 'updates were')} not watched: another tool, such as %%mem, traced "
+            f"{'it' if one else 'them'}. NaN may have reached the weights there."
+        )
     if guard.active and steps:
         notes.append(
             f"The guard is still watching. If a step is not finite, it stops that step, and {ACTIONS[policy.on_trip]}."

@@ -488,6 +488,7 @@ class StepTracker:
         """An optimizer is about to step."""
         __tracebackhide__ = True
         if self.guard.log.ignored:
+            self.guard.unwatched += not self.guard.log.rerunning
             return
         self.guard.log.pause()
         step = self.current or self._begin(self.buffers.take())

@@ -60,6 +60,7 @@ from nbdebug.tools.notebook.rules import (
     name_all,
     named,
     notes_of,
+    renewal_note,
     told,
 )
 from nbdebug.tools.notebook.stale_code import (
@@ -188,15 +189,20 @@ def notebook_report(names: Mapping[str, Any], shell: Any = None, memory: Iterabl
         if facts.cells
         else f"{objects}; no record of cells, as outside a notebook"
     )
+    ahead = [renewal_note(one) for one in facts.untrained if not one.used]
     ruled_out = RuledOut("an old version of an edited file", "your loaded modules match their files")
     return Report(
         "check_notebook()",
         findings,
-        () if findings or facts.stale else (ruled_out,),
+        () if findings or facts.stale or ahead else (ruled_out,),  # what is wrong from the next step on is not well
         facts.unchecked,
-        tuple(notes_of(facts)),
+        (*(ahead if findings else ahead[1:]), *notes_of(facts)),
         subject,
-        headline="" if findings else "No problem was found that comes from the order in which the cells ran.",
+        headline=""
+        if findings
+        else ahead[0]
+        if ahead
+        else "No problem was found that comes from the order in which the cells ran.",
         independent=True,
     )
 

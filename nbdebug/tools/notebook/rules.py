@@ -607,7 +607,6 @@ def name_all(facts: NotebookFacts) -> list[Finding]:
 
 def notes_of(facts: NotebookFacts) -> Iterator[str]:
     """Facts worth knowing that are no fault."""
-    yield from (renewal_note(one) for one in facts.untrained if not one.used)
     for one in facts.classes:
         if not matters(one) and one.changed and one.used:
             were = "were" if len(one.instances) > 1 else "was"

@@ -40,7 +40,7 @@ class TimesPlot:
         """The bars as text."""
         wide = max(len(part.name) for part in self.parts)
         return [f"  {self.title}"] + [
-            f"  {part.name:{wide}}  {duration(part.median):>9}  {percent(part.share):>5}  "
+            f"  {part.name:{wide}}  {percent(part.share):>5}  median {duration(part.median):>9}  "
             + "█" * max(round(CELLS * part.share), 1)
             for part in self.parts
         ]
@@ -56,7 +56,11 @@ class TimesPlot:
                 Text(LEFT - 10, y + 12, part.name, "end"),
                 Bar(LEFT, y + 2, wide, 12, FAULT if part.name == self.slow else VALUES),
                 line(ends[0], y + 8, ends[1], y + 8, INK),
-                Text(LEFT + max(wide, ends[1] - LEFT) + 7, y + 12, f"{duration(part.median)}, {percent(part.share)}"),
+                Text(
+                    LEFT + max(wide, ends[1] - LEFT) + 7,
+                    y + 12,
+                    f"{percent(part.share)}, median {duration(part.median)}",
+                ),
             ]
             y += ROW
         return Drawing(marks, y + 8)
