@@ -218,3 +218,27 @@ def test_several_axes_are_padded_at_once() -> None:
         space = {"torch": torch}
         exec(code.partition("\n\n")[0], space)
         assert space["collate"]([{"map": torch.ones(3, 5)}, {"map": torch.ones(4, 4)}])["map"].shape == (2, 4, 5)
+
+
+def test_what_is_pasted_mends_a_trainer_and_a_model_that_keeps_its_number_of_classes(tmp_path):
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers")
+    rows = [{"input_ids": list(range(10, 14 + i % 3)), "labels": i % 3} for i in range(16)]
+    sizes = {"vocab_size": 40, "hidden_size": 8, "intermediate_size": 8}
+    config = transformers.BertConfig(**sizes, num_hidden_layers=1, num_attention_heads=2, num_labels=2)
+    model = transformers.BertForSequenceClassification(config)
+    quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "save_strategy": "no"}
+    args = transformers.TrainingArguments(str(tmp_path), max_steps=2, per_device_train_batch_size=8, **quiet)
+    trainer = transformers.Trainer(model=model, args=args, train_dataset=rows)
+    space = {"torch": torch, "nn": torch.nn, "trainer": trainer, "model": model, "rows": rows}
+
+    codes = []
+    for _ in range(2):
+        with pytest.raises((ValueError, IndexError)) as raised:
+            trainer.train()
+        found = nbdebug.explain(raised.value, names=space).findings[0]
+        codes.append(found.code)
+        exec(found.fixes[0].code, space)
+
+    assert codes == ["error/collate-mismatch", "error/index-out-of-range"]
+    assert trainer.train().global_step == 2

@@ -582,7 +582,19 @@ def _mismatch_facts(context: ErrorContext, difference: Difference, samples: Sequ
         loader=loader,
         tried=_tried(difference, samples),
         sample=sample,
+        trainer=_trainer(context),
     )
+
+
+def _trainer(context: ErrorContext) -> str:
+    """The name of the trainer that makes the loader and collates by its `data_collator`; "" for none."""
+    dataset = iterator_state(context).get("_dataset")
+    for name, value, _ in context.variables():
+        own = attributes(value)
+        sets = own.get("train_dataset"), own.get("eval_dataset")
+        if name != "self" and "data_collator" in own and dataset is not None and any(one is dataset for one in sets):
+            return name
+    return ""
 
 
 # -- in a worker ------------------------------------------------------------------------------------------------------

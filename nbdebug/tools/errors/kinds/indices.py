@@ -76,6 +76,15 @@ def beyond(index: torch.Tensor, least: int, most: int, spared: int | None = None
         return None
 
 
+def _sizes_kept(last: str, size: int, context: ErrorContext) -> tuple[str, ...]:
+    """Where the model of this layer keeps the number of classes, by which its forward reshapes the scores."""
+    name = last.split(".")[0]
+    model = context.owners.models.get(name)
+    kept = [(f"{name}.{key}", attributes(model).get(key)) for key in ("num_labels", "num_classes")]
+    kept.append((f"{name}.config.num_labels", getattr(attributes(model).get("config"), "num_labels", None)))
+    return tuple(text for text, number in kept if type(number) is int and number == size)
+
+
 def head(scores: str, size: int, context: ErrorContext) -> str:
     """The name of the last layer with as many outputs as there are scores: of the model whose call computed them, named
     as the user's line calls it; where the sources don't show the call, of the only model that has one. "" where several
@@ -349,6 +358,7 @@ def _target(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
     if bad is None:
         return None
     labels, table = _named(target, "target", context), _named(scores, "input", context).name
+    last = head(table, size, context)
     return dataclasses.replace(
         facts,
         kind="target",
@@ -357,7 +367,8 @@ def _target(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
         shape=tuple(scores.shape),
         index=labels.plain(read=True),
         beyond=bad,
-        head=head(table, size, context),
+        head=last,
+        sizes_kept=_sizes_kept(last, size, context),
         shifted=shifted(bad, target, size, context),
         ignored=ignored(bad, target, context),
     )

@@ -27,7 +27,7 @@ class CollateMismatch:
     the samples with the first fix, None where that was not tried.
 
     worker: where it was raised, if not in this process; stored_at: the odd one in a list of the data set;
-    entries: the keys of its samples, from the source of `__getitem__`.
+    entries: the keys of its samples, from the source of `__getitem__`; trainer: the name of what makes the loader.
     """
 
     raised: Raised
@@ -51,6 +51,7 @@ class CollateMismatch:
     tried: Mapping[str, Any] | None = None
     sample: str = ""
     entries: tuple[str, ...] = ()
+    trainer: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,6 +312,8 @@ def _padded_along(facts: CollateMismatch, axes: list[int]) -> Fix:
 
 
 def _loader(facts: CollateMismatch) -> str:
+    if facts.trainer and not facts.loader:
+        return f"{facts.trainer}.data_collator = collate"
     source = facts.dataset or "dataset"
     return f"{facts.loader or 'loader'} = DataLoader({source}, ..., collate_fn=collate)"
 

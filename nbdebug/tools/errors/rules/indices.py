@@ -35,10 +35,11 @@ class IndexFacts:
     table: what is indexed, as the user would write it; module: the path of the module that owns it; size: its number of
     entries; dim: along which dimension; least: the lowest valid index. index: the tensor of indices; key: the text of
     an index that is not a tensor. head: the module that computes the scores of a loss, or the expression that a data
-    set's `__len__` returns; sample: the requested sample, where that is not the key; data_set: its name; promised: the
-    length that its loader got; fits: what `__len__` should return. counted: the text of the `arange` that created the
-    index (a position); along: the tensor whose length it counts. vocabulary: a dict of the user's that has more
-    entries. grown, shifted, ignored: fixes that were tried (a larger table, classes from 0, an ignored label). late:
+    set's `__len__` returns; sizes_kept: where its model keeps the number of classes; sample: the requested sample,
+    where that is not the key; data_set: its name; promised: the length that its loader got; fits: what `__len__` should
+    return. counted: the text of the `arange` that created the index (a position); along: the tensor whose length it
+    counts. vocabulary: a dict of the user's that has more entries. grown, shifted, ignored: fixes that were tried (a
+    larger table, classes from 0, an ignored label). late:
     the line that raised the error, where a GPU reported it later than at the line of `raised`."""
 
     raised: Raised
@@ -53,6 +54,7 @@ class IndexFacts:
     key: str = ""
     beyond: OutOfRange | None = None
     head: str = ""
+    sizes_kept: tuple[str, ...] = ()
     sample: str = ""
     data_set: str = ""
     promised: int | None = None
@@ -307,6 +309,8 @@ def _of_target(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
     head = as_code(facts.head) if facts.head else "head"
     title = f"Give the last layer {needed} classes, or map the labels to 0 … {(facts.size or 1) - 1}."
     code = f"{head} = nn.Linear({head}.in_features, {needed})"
+    if facts.sizes_kept:
+        code += f"\n{' = '.join(facts.sizes_kept)} = {needed}"
     return (Fix(title, code), Fix("Print the labels and their counts.", f"{name}.unique(return_counts=True)"))
 
 
