@@ -42,6 +42,12 @@ def test_a_page_is_as_wide_as_the_terminal(capsys, monkeypatch, columns) -> None
     assert min(columns, 100) - 15 < max(map(len, lines)) <= min(columns, 100)
 
 
+def test_an_unknown_command_gets_the_nearest_one(capsys) -> None:
+    with pytest.raises(SystemExit):
+        shell.main(["explian", "overflow"])
+    assert "'explian' is not check, " in (said := capsys.readouterr().err) and "Did you mean explain?" in said
+
+
 def test_an_unknown_code_gets_the_nearest_ones(capsys) -> None:
     assert shell.main(["explain", "nan/overflw"]) == 2
     said = capsys.readouterr()

@@ -48,6 +48,13 @@ def test_names_and_a_limit(notebook: Notebook) -> None:
     assert done.error is None and done.result[0] is False and done.result[1] < 32
 
 
+def test_a_trainer_stands_for_its_model(notebook: Notebook) -> None:
+    notebook.run("import types\nbox = types.SimpleNamespace(model=net)")
+    done = notebook.run("%fit box --device cpu")
+    notebook.run("del box")
+    assert done.error is None and "model `box.model`" in done.result.subject
+
+
 def test_a_semicolon_silences_it_and_h_helps(notebook: Notebook) -> None:
     done = notebook.run("%fit --device cpu;")
     assert done.error is None and done.result is None and done.shown.strip() == ""

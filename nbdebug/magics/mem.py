@@ -281,7 +281,10 @@ def out_of_memory_report(shell: Any) -> Report | None:
 def _model(expression: str | None, names: Mapping[str, Any], loss_fn: Any) -> tuple[str, Any]:
     """(name, value): a model, or a function that builds one."""
     if expression is not None:
-        return expression, evaluate(expression, names)
+        value = evaluate(expression, names)
+        if not callable(value) and getattr(value, "model", None) is not None:  # a trainer
+            return f"{expression}.model", value.model
+        return expression, value
     return Subject.chosen(None, None, dict(names)).one_model("%fit", loss_fn, USAGE)
 
 

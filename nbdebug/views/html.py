@@ -196,7 +196,7 @@ def _fix(fix: Fix, most: int) -> str:
     return (
         f'<div style="margin:0 0 .9em">{_sentence(words.clean(fix.title, 400))}'
         f'{_change(fix, most)}<div style="font-size:.92em;margin:.35em 0 0">'
-        f'<strong style="font-weight:600{colour}">{words.verdict(fix)}</strong>{proved}</div></div>'
+        f'<strong style="font-weight:600{colour}">{_sentence(words.verdict(fix))}</strong>{proved}</div></div>'
     )
 
 
@@ -225,7 +225,7 @@ def _others(findings: list[Finding], most: int, report: Report) -> str:
 def _other(finding: Finding, most: int, with_change: bool) -> str:
     fixes = "".join(
         f'<p style="font-size:.92em;margin:.35em 0 0">{_sentence(words.clean(fix.title, 300))} '
-        f'<span style="{PALE}">{_e(words.proof(fix))}</span></p>{_change(fix, most) if with_change else ""}'
+        f'<span style="{PALE}">{_sentence(words.proof(fix))}</span></p>{_change(fix, most) if with_change else ""}'
         for fix in finding.fixes[:1]
     )
     return (

@@ -258,3 +258,9 @@ def test_zeros_are_marked_when_they_are_at_fault(zeros, bad) -> None:
 def test_no_chart_without_values(data) -> None:
     assert exponents.read(data) is None
     assert "<img" not in html.render(Report("q", (Finding("a/b", "t"),), plots=(Plot("histogram", data),)))
+
+
+def test_names_in_what_was_tried_are_code_and_escaped() -> None:
+    fix = Fix("Drop it.", "x", None, {"experiment": "without the `softmax` <b>"})
+    shown = html.page(Report("q", (Finding("training/double-softmax", "t", Where(), {}, (fix,)),)))
+    assert ">softmax</code>" in shown and "`softmax`" not in shown and "<b>" not in shown

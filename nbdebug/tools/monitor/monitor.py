@@ -413,7 +413,7 @@ def _unchecked(watch: Monitor) -> Iterable[str]:
         yield "The card: NVIDIA's library is missing. pip install nvidia-ml-py"
     looks = len(watch.facts.training)
     if looks < SAMPLES:
-        yield f"The course of memory and card: {count(looks, 'look')} while it trains, and it takes {SAMPLES}."
+        yield f"How memory and card change: the run was too short ({count(looks, 'sample')}; it takes {SAMPLES})."
 
 
 def _notes(watch: Monitor) -> Iterable[str]:
