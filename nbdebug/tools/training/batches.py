@@ -308,11 +308,13 @@ class Batches:
         labels = _classes(target, self.loss)
         if labels is None:
             x = x.squeeze(-1)  # of a series that holds one quantity
+            if x.dim() > 2 and (same := signals.same_numbers(x, target)):
+                return AnswersAmongInputs("copied", same)
             columns = signals.target_columns(x, target.flatten()) if x.dim() == 2 and target.numel() == len(x) else {}
             return AnswersAmongInputs("target", columns) if columns else None
-        same, columns = signals.label_columns(x, labels)
+        recoded, columns = signals.label_columns(x, labels)
         if columns:
-            return AnswersAmongInputs("label" if same else "nearly", columns)
+            return AnswersAmongInputs("label" if recoded else "nearly", columns)
         answers = None if val is None or val[0].shape[1:] != x.shape[1:] else _classes(val[1], self.loss)
         feature = signals.telling_feature(x, labels, None if val is None or answers is None else (val[0], answers))
         return AnswersAmongInputs("one", {}, feature) if feature is not None else None

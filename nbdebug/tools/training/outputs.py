@@ -20,6 +20,7 @@ from torch import nn
 from nbdebug.observe.backward import graph_leaves, graph_nodes
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
+from nbdebug.text import percent
 from nbdebug.tools.training.evaluate import (
     LossFn,
     OtherCalls,
@@ -227,10 +228,14 @@ TIMES, MATRIX_PRODUCTS = frozenset({"mul", "__mul__", "__rmul__"}), frozenset({"
 SCALES = TIMES | frozenset("div __truediv__ add __add__ masked_fill where".split())
 
 
+SILENT = 4
+"""Samples of a batch that must all be without a say."""
+
+
 def wrong_calls(calls: Calls) -> Iterator[WrongCall]:
     """Calls that can't be meant: weights of samples times a loss that is a mean already; log_target with probabilities;
     dropout of the outputs; attention whose weights sum to 1 along another dimension than it adds up; an input whose
-    dimensions a view exchanges."""
+    dimensions a view exchanges; padding_idx on a number that real samples have."""
     pairs = [(call, output) for call, output, _ in outputs_and_targets(calls)]
     for call, output in pairs:
         made = calls.maker(output)
@@ -246,6 +251,8 @@ def wrong_calls(calls: Calls) -> Iterator[WrongCall]:
             yield from _weighted_mean(calls, call, operands, losses)
         elif call.op in MATRIX_PRODUCTS and operands:
             yield from _other_axis(calls, call, operands[0])
+        elif call.op == "embedding":
+            yield from _silent_row(call, [output for _, output in pairs])
         elif call.op in ("view", "reshape") and call.leaves and not call.params and call.inputs:
             yield from _exchanged(call, tuple(call.inputs[0].shape), tuple(call.outputs[0].shape))
 
@@ -290,6 +297,21 @@ def _other_axis(calls: Calls, call: OpCall, weights: torch.Tensor) -> Iterator[W
         return
     if all(known.params and known.leaves for known in map(calls.dependence, product.inputs)):
         yield WrongCall("other axis", made.op, made.where, (dim, scores.dim() - 1, *scores.shape))
+
+
+def _silent_row(call: OpCall, outputs: list[torch.Tensor]) -> Iterator[WrongCall]:
+    """One number for each sample, where those with padding_idx all get the same output, whatever else they hold: the
+    row that never learns multiplies the rest away. A number that stands for "none" leaves the rest its say."""
+    numbers, padding = call.argument(0, "input"), call.argument(2, "padding_idx")
+    if not isinstance(numbers, torch.Tensor) or numbers.numel() != len(numbers) or padding is None or padding < 0:
+        return
+    silent = numbers.flatten() == padding
+    share = float(silent.float().mean())
+    for output in outputs:
+        if output.dim() and len(output) == len(silent) and int(silent.sum()) >= SILENT and share < 1:
+            rows, others = (output.detach().flatten(1)[mask] for mask in (silent, ~silent))
+            if bool((rows == rows[:1]).all()) and not bool((others == others[:1]).all()):
+                yield WrongCall("silent row", call.op, call.where, (int(padding), percent(share)))
 
 
 def _exchanged(call: OpCall, before: tuple[int, ...], after: tuple[int, ...]) -> Iterator[WrongCall]:

@@ -505,7 +505,7 @@ def _sees_ahead(ahead: SeesAhead) -> Finding:
 def _answer_among_inputs(answers: AnswersAmongInputs) -> Finding:
     column, left = min(answers.columns.items(), key=lambda pair: pair[1])
     columns = sorted(answers.columns)
-    what = f"Column {column} of the inputs (from 0) "
+    what = f"Column {column} of the inputs ({'flattened, ' * (answers.how == 'copied')}from 0) "
     if answers.how == "label":
         names = listed([str(c) for c in columns])
         one = len(columns) == 1

@@ -73,6 +73,10 @@ def frozen_parameters(facts: TrainingFacts) -> Finding | None:
     static = facts.static
     if static.never_frozen is not None:
         return _never_frozen(*static.never_frozen)
+    fix = Fix("Leave padding_idx out, or give padding a number of its own.", "nn.Embedding(rows, width)")
+    title = "Row {0} of a table is padding_idx{line}: it is zero and never learns, and {1} of the samples have it"
+    if silent := wrong_call(static, "silent row", "frozen-parameters", title, ["padding_idx"], fix):
+        return silent
     why, frozen = _frozen(static)
     if not frozen:
         return None
