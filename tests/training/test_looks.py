@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
+from nbdebug.tools.training import signals
 from tests.training.loops import clusters, cross_entropy, loaders
 from tests.training.test_routines import asked, network, one_thread, proof
 
@@ -139,3 +140,20 @@ def test_our_looks_show_no_warnings_and_the_loops_own_are_shown_once(recwarn) ->
     )
     assert [f.code for f in report] == ["training/wrong-loss-shape"]
     assert 1 <= len([w for w in recwarn if "target size" in str(w.message)]) <= 2  # the last batch has another size
+
+
+def test_masks_of_outlines_and_of_depths_were_not_resized_by_averages() -> None:
+    """A class of its own for outlines lies between one pair of classes; depths next to each other follow each other."""
+    torch.manual_seed(0)
+    blocks = torch.randint(0, 6, (12, 8, 8)).repeat_interleave(5, 1).repeat_interleave(5, 2)
+    halved = (
+        torch.nn.functional.interpolate(blocks[:, None].float(), size=(27, 27), mode="bilinear")[:, 0].round().long()
+    )
+    outlines = 2 * (torch.rand(12, 40, 40) > 2).long()
+    outlines[:, 10:30, 10:30] = 2
+    outlines[:, 9:30:20, 9:31] = outlines[:, 9:31, 9:31:20] = 1
+    slope = (torch.arange(40)[:, None] * torch.tensor([0.3, 0.7, 1.4])[:, None, None]).long()
+    depths = slope.expand(3, 40, 40) + slope.transpose(1, 2)
+    assert signals.interpolated([halved])
+    for masks in (blocks, outlines, depths, torch.randint(0, 9, (4, 40, 40))):
+        assert not signals.interpolated([masks])

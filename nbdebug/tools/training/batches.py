@@ -129,7 +129,10 @@ class Batches:
     def reread(self) -> str:
         """What reading a sample again shows: "written" where that changes what the dataset holds, "apart" where the
         same inputs come with a target's same values in other places, or with another label, "shared" where all rows of
-        a batch are the same tensor; "" for none of these."""
+        a batch are the same tensor; "resized" where masks hold averages of class numbers; "" for none of these."""
+        masks = [t for b in self.train[:READS] for t in tensors_at(b, [-1 if self.target is None else self.target])]
+        if masks and all(t.dim() == 3 and not t.is_floating_point() for t in masks) and signals.interpolated(masks):
+            return "resized"
         dataset: Any = getattr(self.loader, "dataset", None)
         order = [i for i in (*self.inputs, self.target) if i is not None]
         readable = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)

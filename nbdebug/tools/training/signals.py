@@ -426,6 +426,31 @@ def same_numbers(x: torch.Tensor, target: torch.Tensor) -> dict[int, float]:
     return dict.fromkeys((x == y.reshape(-1, 1)).all(0).nonzero().flatten().tolist(), 0.0)
 
 
+BETWEEN, PAIRS, NOMINAL = 0.2, 3, 0.3
+"""Share of the borders of a mask with one pixel of a number between, in so many pairs of classes at least (a class of
+its own for outlines lies between one pair); share of the other borders whose numbers do not follow each other: of
+depths or heights nearly all do."""
+
+
+def interpolated(masks: Iterable[torch.Tensor]) -> bool:
+    """Whether masks of class numbers were resized by averages of them: between two classes lies one pixel of a class
+    whose number is between theirs. masks: (N, H, W), whole numbers."""
+    between, others = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
+    for mask in masks:
+        for rows in (mask.cpu(), mask.cpu().transpose(-1, -2)):
+            runs = [rows[..., i : rows.shape[-1] - 4 + i] for i in range(5)]
+            a, c, low, high = runs[1], runs[3], torch.minimum(runs[1], runs[3]), torch.maximum(runs[1], runs[3])
+            ends = (runs[0] == a) & (runs[4] == c) & (a != c)
+            thin = ends & (low < runs[2]) & (runs[2] < high)
+            sharp = ends & (runs[2] == c)
+            between.update(map(tuple, torch.stack([low[thin], runs[2][thin], high[thin]], 1).tolist()))
+            others.update(map(tuple, torch.stack([low[sharp], high[sharp]], 1).tolist()))
+    nominal = sum(n for (low, high), n in others.items() if high - low > 1) >= NOMINAL * max(others.total(), 1)
+    pairs, middles = {(row[0], row[2]) for row in between}, {row[1] for row in between}
+    enough = between.total() > max(BETWEEN * (between.total() + others.total()), LEAST)
+    return nominal and enough and len(pairs) >= PAIRS and len(middles) > 1
+
+
 TIGHT, ABOVE_COMMONEST = 0.1, 0.05
 """A column of more values than labels gives each label away where no label's values spread wider than this share of the
 distance between two labels' means; the other columns must tell this much more than the commonest label, and not all: a

@@ -411,7 +411,7 @@ def _unknowable(static: StaticFacts) -> Finding | None:
         return _twins(static.twins)
     call = next((c for c in static.loss_calls if c.noise), None)
     if call is None and static.reread != "apart":
-        return None
+        return signs.resized_masks() if static.reread == "resized" else None
     title = "A sample that is read again comes with the same inputs and another target: each is drawn for itself"
     if call is not None:
         title = f"`{call.op}` compares the outputs with random numbers that are in nothing that the model is given"

@@ -675,6 +675,12 @@ REREAD = {
 """By what reading samples again has shown."""
 
 
+def resized_masks() -> Finding:
+    title = "Masks were resized by averages of class numbers: at borders lie pixels of a class between the two"
+    fix = Fix("Resize masks by the nearest pixel.", 'F.interpolate(mask, size=size, mode="nearest")')
+    return finding("label-noise", title, ["mask", "interpolate", "dataset", "train_loader"], [fix])
+
+
 def unseen_labels(labels: Labels) -> Finding:
     names, samples = list(labels.unseen), sum(labels.unseen.values())
     return finding(
