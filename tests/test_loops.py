@@ -114,7 +114,7 @@ def test_a_watch_waits_for_the_optimizer_and_takes_the_one_that_replaces_it() ->
         assert isinstance(done.error, nbdebug.NonFiniteStep), "the first step of a new optimizer is guarded"
         assert torch.equal(before, book.shell.user_ns["net"].weight)
         book.run("net = nn.Linear(2, 1)")
-        assert "The cell ran again" in book.run("fit(net)").printed
+        assert "Your names stand for new objects" in book.run("fit(net)").printed
         assert isinstance(book.run("fit(net, bad=True)").error, nbdebug.NonFiniteStep)
 
 

@@ -244,7 +244,7 @@ class WatchMagics(Magics):
             if own:
                 print(outdated[0])
             else:
-                print(f"The cell ran again: {self.turn_on(self._typed, self.shell.user_ns)}")
+                print(f"Your names stand for new objects: {self.turn_on(self._typed, self.shell.user_ns)}")
         except Exception as fault:  # the border: the step goes on, unwatched
             print(f"{outdated[0]} ({sentence(fault)})")
         finally:
