@@ -47,7 +47,7 @@ from nbdebug.tools.notebook.cells import (
     seeding,
     unwrapped,
 )
-from nbdebug.tools.notebook.left_on import output_redirected, rate_left, windows_cut
+from nbdebug.tools.notebook.left_on import output_redirected, rate_left, schedules_at_their_end, windows_cut
 from nbdebug.tools.notebook.repeats import numbered_twice
 from nbdebug.tools.notebook.rules import NOWHERE, Told, named, told
 from nbdebug.tools.notebook.stale_objects import (
@@ -86,6 +86,7 @@ def told_of_cells(
     yield from _copied(names, history)
     yield from _saved_untrained(history, owners)
     yield from rate_left(history, owners)
+    yield from schedules_at_their_end(names, history)
     yield from _trained_by_timing(names, history)
     yield from _gradients_left(names, history)
     yield from windows_cut(names, history)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from nbdebug.observe.duplicate_hooks import DuplicateHook, find_duplicate_hooks
-from nbdebug.observe.variables import attributes, class_attribute, is_user_module
+from nbdebug.observe.variables import attributes, class_attribute, is_user_module, last_error
 from nbdebug.report import Where
 from nbdebug.text import listed, module_name
 from nbdebug.tools.notebook.cells import (
@@ -34,6 +34,7 @@ from nbdebug.tools.notebook.cells import (
     names_in,
     nodes,
     number_of,
+    read_by,
     root_of,
     running,
     traceback_links,
@@ -810,6 +811,61 @@ def rate_left(history: CellHistory, owners: ModelsAndOptimizers) -> Iterator[Tol
                     where, used = at.place_of(sets[0]), history.cells[trained].place()
                     yield told("notebook/setting-left-on", title, (name, "lr"), fix, where, used)
                     return
+
+
+ENDS = {"CosineAnnealingLR": "T_max", "LinearLR": "total_iters", "PolynomialLR": "total_iters"}
+"""Schedules that compute each rate from the one before, and the attribute with the step at which they end."""
+SETS_RATE = re.compile(r"""\[['"]lr['"]\] *[*/]?=(?!=)|load_state_dict""")
+ENDED = 0.01
+"""Of the first rate. Below this share a schedule has ended: cosine, linear and polynomial ones end at 0 by default."""
+
+
+def schedules_at_their_end(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """A training that ran again with a schedule that was at its end, or with a new one for the same optimizer, whose
+    rate the first one had brought to its end."""
+    for name, schedule in names.items():
+        kind, held = type(schedule), attributes(schedule)
+        optimizer = next((n for n, v in names.items() if v is held.get("optimizer")), "")
+        made, old = (history.bindings(n, "assign")[-1:] for n in (name, optimizer))
+        if not module_name(kind).startswith("torch.optim") or kind.__name__ not in ENDS or not made or not old:
+            continue
+        base = held.get("base_lrs") or []
+        now = [group.get("lr") for group in attributes(names[optimizer]).get("param_groups", ())]
+        same = [b for b in history.bindings(name) if old[0].at < b.at < made[0].at]
+        runs = [n for n in history.training(old[0].number - 1, 1 << 30) if name in read_by(history.reach(n))]
+        stopped = {n for at, _ in cell_lines(last_error(), history) for n in history.same(at)} | (
+            history.failed or set()
+        )
+        early = [n for n in runs if same and same[0].number <= n < made[0].number and n not in stopped]
+        again = [n for n in runs if n >= made[0].number]
+        ended = all(isinstance(rate, float) and rate <= ENDED * of for rate, of in zip(now, base))
+        if not same:
+            early, again = again[:-1], again[-1:]
+            steps, end = held.get("last_epoch", 0), held.get(ENDS[kind.__name__], 0) * (1 + len(early))
+            ended = steps == end if kind.__name__.startswith("Cosine") else ended and steps >= end
+        texts = [_uses(name, n, history) for n in (*early[:1], *again[:1])] if ended and len(now) == len(base) else []
+        anew = any(history.text(b) != history.text(made[0]) for b in same)
+        if len(texts) < 2 or anew or list(texts[0]) != list(texts[1]):
+            continue
+        if any(SETS_RATE.search(cell.source) for n, cell in history.cells.items() if early[0] <= n <= again[0]):
+            continue
+        where = history.place(made[0]) if same else history.cells[again[0]].place(min(texts[1].values()))
+        first, text = history.cells[early[0]].place(), history.text(old[0])
+        rates = f"from {max(base):g} to its end" + (f", and `lr` stays at {max(now):g}" if same else "")
+        title = (
+            f"{named(where)} trains once more with {'a new schedule for' if same else 'the schedule of'} "
+            f"`{optimizer}`, whose rate the training of {named(first)} had brought {rates}: `{name}` goes on from there"
+        )
+        fix = ("Make the optimizer and the schedule anew before it.", f"{text}\n{history.text(made[0])}")
+        ended_it = (f"{named(first)} trains to the end of the schedule", first)
+        yield Told("notebook/cell-run-twice", title, (optimizer, name), where, (fix,), (ended_it,))
+
+
+def _uses(name: str, number: int, history: CellHistory) -> dict[str, int]:
+    """The statements of a cell that read a variable, also in functions that they call, and their lines."""
+    body = [s for s in history.cells[number].body if not isinstance(s, DEFINED)]
+    used = (s for s in body if name in read_by(history.reach_of(running([s]), number)))
+    return {ast.unparse(s): s.lineno for s in used}
 
 
 def output_redirected(history: CellHistory) -> Iterator[Told]:

@@ -531,7 +531,8 @@ def _used_after(
                 break
             called = [n.func for n in nodes([last.node]) if isinstance(n, ast.Call)]
             moved = any(getattr(of, "attr", dotted(of)) in MOVES for of in called)
-            shifted = isinstance(value, ast.BinOp) and isinstance(value.op, (ast.Add, ast.Sub, ast.Mult, ast.Div))
+            computes = last.node if isinstance(last.node, ast.AugAssign) else value
+            shifted = isinstance(getattr(computes, "op", None), (ast.Add, ast.Sub, ast.Mult, ast.Div))
             if (moved or shifted) and (twice := _run_before(history, last.number, last.node, name)) is not None:
                 return twice
     return None
