@@ -26,6 +26,25 @@ def frozen_backbone():
     return model, loaders(*clusters(600)), cross_entropy, torch.optim.Adam(model.parameters(), lr=1e-3)
 
 
+def branches_and_head_of_zeros():
+    """What scales a branch, the end of the branch and the head begin as zeros: the head learns in the first step."""
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.gate, self.end = linear(24, 24), nn.Linear(24, 24), nn.Linear(24, 24)
+            for layer in (self.gate, self.end):
+                nn.init.zeros_(layer.weight)
+                nn.init.zeros_(layer.bias)
+
+        def forward(self, x):
+            return x + (1 + self.gate(x)) * self.end(self.body(x))
+
+    model = nn.Sequential(nn.Linear(12, 24), Gated(), Gated(), nn.Linear(24, 5))
+    nn.init.zeros_(model[3].weight)
+    return model, loaders(*clusters(600)), cross_entropy, torch.optim.Adam(model.parameters(), lr=1e-3)
+
+
 def discriminator_and_generator():
     """The loss is the generator's: the judge's parameters get gradients, and another optimizer holds them."""
     model = nn.ModuleDict({"make": linear(4, 2), "judge": linear(2, 1)})
@@ -380,6 +399,7 @@ def similarities_to_prototypes():
 
 SETUPS = [
     frozen_backbone,
+    branches_and_head_of_zeros,
     discriminator_and_generator,
     judge_alone,
     stopped_gradient,

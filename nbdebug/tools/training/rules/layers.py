@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Where
@@ -528,10 +529,10 @@ def _smaller(weights: Sequence[InitialWeight]) -> Fix:
 
 
 def _drawn(weights: Sequence[InitialWeight]) -> Fix:
-    """One of the two factors of an adapter, for instance: what is frozen beside it stays."""
+    """The first of the two factors of an adapter, for instance: what is frozen beside it stays."""
     return Fix(
         "Draw the first of them at random; zeros are right in the last factor of a branch alone.",
-        f"torch.nn.init.kaiming_uniform_(model.get_parameter({weights[0].name!r}), a=5**0.5)",
+        "\n".join(f"torch.nn.init.kaiming_uniform_(model.get_parameter({w.name!r}), a=5**0.5)" for w in weights[:4]),
     )
 
 
@@ -553,9 +554,16 @@ def _copies(static: StaticFacts) -> tuple[str, Sequence[InitialWeight]]:
 
 
 def _zeros(static: StaticFacts) -> tuple[str, Sequence[InitialWeight]]:
+    """Of two matrices of zeros, the second of which is fed by the first, the first, though others learn; or all, where
+    none does. A head of zeros behind a branch that ends in zeros is fed by more than the branch: it has a gradient."""
     trained = [w for w in static.weights if w.trained and w.gradient is not None]
-    zero = [w for w in trained if w.std == 0 and w.constant and w.hidden]
-    stuck = len(trained) > 1 and zero and all(w.gradient == 0 for w in trained)
+    zero = [w for w in trained if w.constant and w.std == w.gradient == 0]
+    fed = [(a, b) for a, b in pairwise(zero) if a.output_rms == b.input_rms == 0 and b.op != "embedding"]
+    if fed:
+        pairs = [f"{_layers(pair)} begin as zeros" for pair in fed[:2]]
+        why = "each is a factor of the other's gradient: that of both is exactly zero, and stays so"
+        return f"{', '.join(pairs)}{' …' * (len(fed) > 2)}, and {why}", [one for one, _ in fed]
+    zero, stuck = [w for w in zero if w.hidden], len(trained) > 1 and all(w.gradient == 0 for w in trained)
     return (
         f"Every weight gets a gradient of exactly zero: all values of {_layers(zero)} are the same, and no gradient "
         "passes",
