@@ -293,10 +293,12 @@ def versions_of(model: nn.Module) -> list[tuple[int, float]]:
 
 class Copies:
     """Copies of the model by their names, without those that are given the model's own inputs: a teacher or a reference
-    may well stay as it is. called: by these names, "" for the model itself."""
+    may well stay as it is. called: by these names, "" for the model itself. parts: of those in a model, beside another
+    part of the same shapes: that model and the name of the other."""
 
     def __init__(self) -> None:
         self.models: dict[str, nn.Module] = {}
+        self.parts: dict[str, tuple[nn.Module, str]] = {}
         self._means: dict[str, tuple[nn.Module, list[tuple[int, float]], list[torch.Tensor]]] = {}
         self._inputs: dict[str, list[torch.Tensor]] = {}
 
@@ -304,8 +306,15 @@ class Copies:
         """Of variables, and of objects of the user's among them, the models with running statistics."""
         objects = [(name, thing) for name, thing in values.items() if not issubclass(type(thing), OTHERS)]
         inner = {f"{name}.{key}": v for name, thing in objects for key, v in attributes(thing).items()}
-        for name, model in {**inner, **values}.items():
-            if issubclass(type(model), nn.Module) and (norms := running_norms(model)):
+        known = {name: model for name, model in {**inner, **values}.items() if issubclass(type(model), nn.Module)}
+        for name, model in list(known.items()):
+            parts = {f"{name}.{key}": part for key, part in model.named_children() if running_norms(part)}
+            shapes = {key: [p.shape for p in part.parameters()] for key, part in parts.items()}
+            pairs = [(a, b) for a in parts for b in parts if a != b and shapes[a] == shapes[b]]
+            self.parts |= {one: (model, other) for one, other in reversed(pairs)}
+            known |= {one: parts[one] for one, _ in pairs}
+        for name, model in known.items():
+            if norms := running_norms(model):
                 self._means[name] = model, versions_of(model), [norm.running_mean.clone() for norm in norms]
 
     def stale(self, held: set[int]) -> dict[str, nn.Module]:
@@ -661,10 +670,10 @@ def running_norms(model: nn.Module) -> list[Any]:
     return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is not None]
 
 
-def with_new_statistics(model: nn.Module, fixed: FixedBatches, others: FixedBatches) -> float | None:
-    """The mean loss on these batches in eval mode, with statistics of batch normalization that are those of the others;
-    None where there are none. Its own are put back."""
-    norms = running_norms(model)
+def with_new_statistics(model: nn.Module, part: nn.Module, fixed: FixedBatches, others: FixedBatches) -> float | None:
+    """The mean loss on these batches in eval mode, where the batch normalization of a part has the statistics of the
+    others; None where there is none. Its own are put back."""
+    norms = running_norms(part)
     loss_fn, momenta = fixed.loss_fn, [norm.momentum for norm in norms]
     if not norms or loss_fn is None or not fixed.batches:
         return None

@@ -804,10 +804,10 @@ class TrainingRunFacts:
     that is not finite, and where, in a sentence; linear: the model as a whole is a linear function of its input.
     set_back, drawn_anew: see SetBack. still: a copy of the model that gives targets and never changes: its name, and
     the loss at the end with it as it is, and with the values of the model's end. statistics: the name of a model ("":
-    the watched one), the momentum of its batch normalization, its loss at the end, and with running statistics that are
-    those of the data. lost_level: see `outputs.lost_level`. renumbered: see `interventions.renumbered`. accumulation:
-    see `outputs.FirstLosses`. floor, at_floor: see `StaticFacts.floor`. validations: the steps after which the loop
-    read val_loader; None where that is not known."""
+    the watched one) and of what it averages, the momentum of its batch normalization, its loss at the end, and with
+    statistics that are those of the data. lost_level: see `outputs.lost_level`. renumbered: see `interventions`.
+    accumulation: see `outputs.FirstLosses`. floor, at_floor: see `StaticFacts.floor`. validations: the steps after
+    which the loop read val_loader; None where that is not known."""
 
     losses: tuple[float, ...] = ()
     step_numbers: tuple[int, ...] = ()
@@ -881,7 +881,7 @@ class TrainingRunFacts:
     at_floor: float = 0.0
     paired_anew: PairedAnew | None = None
     over_ends: OverEnds | None = None
-    statistics: tuple[str, float | None, float, float] | None = None
+    statistics: tuple[str, str, float | None, float, float] | None = None
     teacher: TeacherAnswers | None = None
     lost_level: float = 0.0
     accumulation: tuple[int, float, int] | None = None

@@ -586,14 +586,15 @@ def _end_facts(arguments: LoopArguments, run: LoopRun, errors: ProbeErrors) -> d
     return facts
 
 
-def _statistics(run: LoopRun, model: nn.Module) -> tuple[str, float | None, float, float] | None:
+def _statistics(run: LoopRun, model: nn.Module) -> tuple[str, str, float | None, float, float] | None:
     """Of the first model that may have others than those of the data: by its momentum, or as an average of weights."""
     fixed = run.on_val if run.on_val.batches else run.on_train
     suspects = {"": model} if any((norm.momentum or 0.0) > ALL_NEW for norm in running_norms(model)) else {}
     for name, other in {**suspects, **run.copies.stale(_held(run))}.items():
-        losses, new = fixed.losses_of(other), with_new_statistics(other, fixed, run.on_train)
+        whole, source = run.copies.parts.get(name, (other, "model"))
+        losses, new = fixed.losses_of(whole), with_new_statistics(whole, other, fixed, run.on_train)
         if losses and new is not None and math.isfinite(new):
-            return name, running_norms(other)[0].momentum, statistics.fmean(losses), new
+            return name, source, running_norms(other)[0].momentum, statistics.fmean(losses), new
     return None
 
 

@@ -856,16 +856,16 @@ def running_statistics(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     if run is None:
         return None
-    if run.statistics is None or not run.statistics[3] < signs.BETTER * run.statistics[2]:
+    if run.statistics is None or not run.statistics[4] < signs.BETTER * run.statistics[3]:
         return _far_behind(run)
-    name, momentum, loss, new = run.statistics
+    name, source, momentum, loss, new = run.statistics
     if loss - new < MATTERS / 2 * signs.first_loss(run):
         return _far_behind(run)
     what = f"`{name}` has averaged weights, and the statistics that it began with" if name else ""
     what = what or f"with momentum={momentum:g} the running statistics are those of the last batch alone"
     fix = Fix("Take torch's momentum, the share of the new batch.", f"momentum={1 - (momentum or 0.0):.2g}")
     if name:
-        code = f"for own, b in zip({name}.buffers(), model.buffers()):\n    own.copy_(b)"
+        code = f"for own, b in zip({name}.buffers(), {source}.buffers()):\n    own.copy_(b)"
         fix = Fix("Copy the buffers as well.", code)
     return finding(
         "running-statistics",
