@@ -435,7 +435,7 @@ depths or heights nearly all do."""
 def interpolated(masks: Iterable[torch.Tensor]) -> bool:
     """Whether masks of class numbers were resized by averages of them: between two classes lies one pixel of a class
     whose number is between theirs. masks: (N, H, W), whole numbers."""
-    between, others = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
+    between, others, outside = Counter[tuple[int, ...]](), Counter[tuple[int, ...]](), 0
     for mask in masks:
         for rows in (mask.cpu(), mask.cpu().transpose(-1, -2)):
             runs = [rows[..., i : rows.shape[-1] - 4 + i] for i in range(5)]
@@ -443,11 +443,12 @@ def interpolated(masks: Iterable[torch.Tensor]) -> bool:
             ends = (runs[0] == a) & (runs[4] == c) & (a != c)
             thin = ends & (low < runs[2]) & (runs[2] < high)
             sharp = ends & (runs[2] == c)
+            outside += int((ends & ((runs[2] < low) | (runs[2] > high))).sum())
             between.update(map(tuple, torch.stack([low[thin], runs[2][thin], high[thin]], 1).tolist()))
             others.update(map(tuple, torch.stack([low[sharp], high[sharp]], 1).tolist()))
     nominal = sum(n for (low, high), n in others.items() if high - low > 1) >= NOMINAL * max(others.total(), 1)
     pairs, middles = {(row[0], row[2]) for row in between}, {row[1] for row in between}
-    enough = between.total() > max(BETWEEN * (between.total() + others.total()), LEAST)
+    enough = between.total() > max(BETWEEN * (between.total() + others.total()), LEAST, 3 * outside)
     return nominal and enough and len(pairs) >= PAIRS and len(middles) > 1
 
 
