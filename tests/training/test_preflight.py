@@ -439,6 +439,17 @@ def test_weights_drawn_for_another_width_are_bad_init():
     assert codes(report) == ["bad-init"] and blamed(report)[0] in ("0", "2")
 
 
+def test_weights_of_one_column_multiply_each_loss_by_all_of_them():
+    train, _ = loaders(*clusters(300))
+
+    def loss_fn(model, batch):
+        losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        return (losses * (1.0 + batch[1][:, None])).mean()
+
+    report = nbdebug.preflight(network(), train, loss_fn)
+    assert codes(report) == ["wrong-loss-shape"] and "[32, 1] and [32] gives [32, 32]" in report.findings[0].title
+
+
 def test_two_layers_of_zeros_are_bad_init():
     model = network()
     for layer in (model[0], model[2]):

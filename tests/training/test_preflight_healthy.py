@@ -45,6 +45,19 @@ def branches_and_head_of_zeros():
     return model, loaders(*clusters(600)), cross_entropy, torch.optim.Adam(model.parameters(), lr=1e-3)
 
 
+def returns_less_those_of_others():
+    """A policy gradient whose baseline is the return of each other sample: (N, N) is meant."""
+
+    def loss_fn(model, batch):
+        policy = torch.distributions.Categorical(logits=model(batch[0]))
+        action = policy.sample()
+        gain = (action == batch[1]).float()
+        return -(policy.log_prob(action) * (gain - gain.view(-1, 1))).mean()
+
+    model = linear()
+    return model, loaders(*clusters(600)), loss_fn, torch.optim.Adam(model.parameters(), lr=1e-3)
+
+
 def discriminator_and_generator():
     """The loss is the generator's: the judge's parameters get gradients, and another optimizer holds them."""
     model = nn.ModuleDict({"make": linear(4, 2), "judge": linear(2, 1)})
@@ -400,6 +413,7 @@ def similarities_to_prototypes():
 SETUPS = [
     frozen_backbone,
     branches_and_head_of_zeros,
+    returns_less_those_of_others,
     discriminator_and_generator,
     judge_alone,
     stopped_gradient,

@@ -60,7 +60,7 @@ def in_loss(slug: str, static: StaticFacts, call: LossCall | None, model: nn.Mod
     elif slug == "missing-log-softmax" and call is not None:
         yield from _log_softmax(call)
     elif slug == "wrong-loss-shape":
-        yield from _same_shape(static.broadcasts[0])
+        yield from _same_shape(static.broadcasts[0]) if static.broadcasts else ()
     elif slug == "label-out-of-range":
         for outside in [call for call in static.loss_calls if call.outside][:1]:
             yield from _at_operand(outside.where, outside.op, 1, "{} - 1") if outside.from_one else ()

@@ -295,7 +295,9 @@ def _with_log_softmax(call: LossCall | None) -> TrainingFix | str:
 
 
 def _same_shape(static: StaticFacts) -> TrainingFix | str:
-    broadcast = static.broadcasts[0]
+    broadcast = next(iter(static.broadcasts), None)
+    if broadcast is None:
+        return "only you know which of these numbers belong together"
     if math.prod(broadcast.output) != math.prod(broadcast.target):
         return "outputs and targets differ in size: only you know which of them belong together"
 

@@ -21,21 +21,8 @@ from nbdebug.observe.backward import graph_leaves, graph_nodes
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
 from nbdebug.text import percent
-from nbdebug.tools.training.evaluate import (
-    LossFn,
-    OtherCalls,
-    deterministic,
-    loss_value,
-    preserve_rng,
-    targets_of,
-)
-from nbdebug.tools.training.facts import (
-    Broadcast,
-    DetachedAt,
-    LossCall,
-    ScoresForShares,
-    WrongCall,
-)
+from nbdebug.tools.training.evaluate import LossFn, OtherCalls, deterministic, loss_value, preserve_rng, targets_of
+from nbdebug.tools.training.facts import Broadcast, DetachedAt, LossCall, ScoresForShares, WrongCall
 from nbdebug.tools.training.one_step import Calls, OpCall, calls_for, record
 from nbdebug.tools.training.signals import tensors_at
 
@@ -226,16 +213,16 @@ def _padding_mask(call: OpCall) -> tuple[str, Any]:
 DROPOUTS = frozenset("dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout".split())
 TIMES, MATRIX_PRODUCTS = frozenset({"mul", "__mul__", "__rmul__"}), frozenset({"matmul", "__matmul__", "bmm"})
 SCALES = TIMES | frozenset("div __truediv__ add __add__ masked_fill where".split())
-
+LINEAR = TIMES | DIFFERENCES | frozenset("div __truediv__ add __add__ neg __neg__ detach clamp".split())
 
 SILENT = 4
 """Samples of a batch that must all be without a say."""
 
 
 def wrong_calls(calls: Calls) -> Iterator[WrongCall]:
-    """Calls that can't be meant: weights of samples times a loss that is a mean already; log_target with probabilities;
-    dropout of the outputs; attention whose weights sum to 1 along another dimension than it adds up; an input whose
-    dimensions a view exchanges; padding_idx on a number that real samples have."""
+    """Calls that can't be meant: weights of samples times a loss that is a mean already, or all with all; log_target
+    with probabilities; dropout of the outputs; attention whose weights sum to 1 along another dimension than it adds;
+    an input whose dimensions a view exchanges; padding_idx on a number that real samples have."""
     pairs = [(call, output) for call, output, _ in outputs_and_targets(calls)]
     for call, output in pairs:
         made = calls.maker(output)
@@ -249,6 +236,7 @@ def wrong_calls(calls: Calls) -> Iterator[WrongCall]:
         operands = [t for t in call.args[:2] if isinstance(t, torch.Tensor)]
         if call.op in TIMES and len(operands) == 2 and not call.inside:
             yield from _weighted_mean(calls, call, operands, losses)
+            yield from _all_with_all(calls, call, operands)
         elif call.op in MATRIX_PRODUCTS and operands:
             yield from _other_axis(calls, call, operands[0])
         elif call.op == "embedding":
@@ -278,6 +266,24 @@ def _weighted_mean(calls: Calls, call: OpCall, operands: list[torch.Tensor], los
         of_batch = id(loss) in losses and weights.numel() > 1 and known.leaves and not known.params
         if of_batch and bool((weights != weights.flatten()[0]).any()):
             yield WrongCall("weighted mean", call.op, call.where, tuple(weights.shape))
+
+
+def _all_with_all(calls: Calls, call: OpCall, operands: list[torch.Tensor]) -> Iterator[WrongCall]:
+    """A term of each of N samples times what (N, 1) and (N,) of unlike origin have made (N, N), all of it added up."""
+    term, factor = operands if operands[0].requires_grad else operands[::-1]
+    made, n, wide = call, term.numel(), {id(call.outputs[0])}
+    if not term.requires_grad or factor.requires_grad or n < 2 or call.outputs[0].numel() != n * n:
+        return
+    while before := [calls.dependence(t).maker for t in made.inputs if t.numel() == n * n]:
+        if len(before) > 1 or before[0] is None or before[0].op not in LINEAR:
+            return
+        made = before[0]
+    pair = {t.dim(): t.data_ptr() for t in made.inputs if t.numel() == n}
+    for later in calls.calls[:0] if len(set(pair.values())) < 2 else calls.calls:
+        if later.index > call.index and not wide.isdisjoint(map(id, later.inputs)):
+            wide |= {id(t) for t in later.outputs if t.numel() == n * n}
+            if all(t.numel() == 1 for t in later.outputs):
+                return (yield WrongCall("all with all", made.op, made.where, (n,)))
 
 
 def _other_axis(calls: Calls, call: OpCall, weights: torch.Tensor) -> Iterator[WrongCall]:

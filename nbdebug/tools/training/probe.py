@@ -280,7 +280,8 @@ def _watched_facts(
         start.restore()
         if arguments.loss_fn is not given:
             facts = _evaluated_at_start(facts, run)
-            static = arguments.static(arguments)
+            wrong, static = static.wrong_calls, arguments.static(arguments)
+            static = static if run.rewards is None else dataclasses.replace(static, wrong_calls=wrong)
             restore_rng()
             start.restore()
         facts = _with_floor(facts, *static.floor)

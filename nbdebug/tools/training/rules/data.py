@@ -699,9 +699,7 @@ def _wrong_dimension(call: LossCall) -> Finding:
 )
 def wrong_loss_shape(facts: TrainingFacts) -> Finding | None:
     if not facts.static.broadcasts:
-        title = "`{op}` multiplies a loss that is a mean already by weights of shape {sizes}{line}: they have no effect"
-        fix = Fix("Keep the losses of the samples apart.", 'F.cross_entropy(out, y, reduction="none") * weights')
-        return wrong_call(facts.static, "weighted mean", "wrong-loss-shape", title, ["loss_fn", "weights"], fix)
+        return signs.wrong_weights(facts.static)
     broadcast = facts.static.broadcasts[0]
     return finding(
         "wrong-loss-shape",

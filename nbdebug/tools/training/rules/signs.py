@@ -656,6 +656,19 @@ def wrong_call(static: StaticFacts, kind: str, slug: str, title: str, names: Ite
     return finding(slug, said, [call.where.module or "", *names, call.op], [fix], place=call.where)
 
 
+def wrong_weights(static: StaticFacts) -> Finding | None:
+    """Of factors of the samples' losses that don't reach each its own."""
+    names = ["loss_fn", "weights"]
+    title = "`{op}` multiplies a loss that is a mean already by weights of shape {sizes}{line}: they have no effect"
+    fix = Fix("Keep the losses of the samples apart.", 'F.cross_entropy(out, y, reduction="none") * weights')
+    if found := wrong_call(static, "weighted mean", "wrong-loss-shape", title, names, fix):
+        return found
+    title = "`{op}` of shapes [{0}, 1] and [{0}] gives [{0}, {0}]{line}: the loss multiplies each sample's term by the "
+    title += "numbers of all {0} samples, and not by its own alone"
+    fix = Fix("Drop the dimension of size 1 of the operand that has it.", "operand.squeeze(-1)")
+    return wrong_call(static, "all with all", "wrong-loss-shape", title, names, fix)
+
+
 def _modules(run: TrainingRunFacts) -> set[str]:
     """The names by which a run knows modules and frozen parameters."""
     return (
