@@ -341,6 +341,11 @@ class CellHistory:
         found = (cell.number for cell in self.reaching("backward") if after < cell.number < before)
         return (number for number in found if {"backward", "step"} <= self.methods(number))
 
+    def trains(self, statement: ast.stmt, number: int) -> bool:
+        """Whether a statement of this cell runs a backward pass."""
+        inside = [] if isinstance(statement, DEFINED) else running([statement])
+        return "backward" in methods_of(self.reach_of(inside, number))
+
     def after(self, at: At, *words: str, inner: bool = False) -> Iterator[tuple[Cell, ast.AST, bool]]:
         """(cell, what it runs, whether that is a statement of its own) of what ran after this place, in cells that can
         reach one of these words. inner: functions that this very cell runs count, too."""
@@ -421,6 +426,19 @@ def _callees(root: ast.AST) -> set[str]:
             names.add(node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func))
             names |= {value.id for value in arguments_of(node) if isinstance(value, ast.Name)}
     return names - {""}
+
+
+def scopes(root: ast.AST, body: list[ast.stmt]) -> list[dict[str, str]]:
+    """What each name stands for, as text: of a function one dict for each call of it in the body, else of the body."""
+    if not isinstance(root, FUNCTIONS):
+        return [{name: name for s in body for name in names_in(s)}]
+    parameters = [a.arg for a in (*root.args.posonlyargs, *root.args.args)]
+    defaults = dict(zip(parameters[::-1], root.args.defaults[::-1]))
+    defaults |= {a.arg: value for a, value in zip(root.args.kwonlyargs, root.args.kw_defaults) if value is not None}
+    left_out = {name: ast.unparse(value) for name, value in defaults.items()}
+    calls = [n for n in nodes(body) if isinstance(n, ast.Call) and dotted(n.func) == root.name]
+    named = [{str(k.arg): ast.unparse(k.value) for k in n.keywords} for n in calls]
+    return [{**left_out, **dict(zip(parameters, map(ast.unparse, n.args))), **k} for n, k in zip(calls, named)]
 
 
 IDLE = frozenset(

@@ -62,6 +62,7 @@ from nbdebug.tools.notebook.stale_objects import (
     optimizer_tensors,
     parameters_of,
     settings_on_one_model,
+    trainings_compared,
     weights_not_copied,
 )
 
@@ -82,6 +83,7 @@ def told_of_cells(
     yield from weights_not_copied(names, objects, history)
     yield from compared_with_itself(names, history)
     yield from settings_on_one_model(names, history)
+    yield from trainings_compared(names, history)
     yield from _late(history)
     yield from _copied(names, history)
     yield from _saved_untrained(history, owners)

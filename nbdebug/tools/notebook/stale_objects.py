@@ -50,6 +50,7 @@ from nbdebug.tools.notebook.cells import (
     reads_only,
     root_of,
     running,
+    scopes,
 )
 from nbdebug.tools.notebook.rules import NOWHERE, LeftBehind, Told, named, told
 
@@ -781,28 +782,100 @@ def _given_with(setting: set[str], body: list[ast.stmt], reached: list[ast.AST])
     """The models of the optimizers that statements of a loop, or functions that they call, make with a setting."""
     models = set[str]()
     for root in [*body, *(r for r in reached if isinstance(r, FUNCTIONS))]:
-        scopes = [{name: name for name in _names_of(body)}]
-        if isinstance(root, FUNCTIONS):
-            parameters = [a.arg for a in (*root.args.posonlyargs, *root.args.args, *root.args.kwonlyargs)]
-            calls = [n for n in nodes(body) if isinstance(n, ast.Call) and dotted(n.func) == root.name]
-            scopes = [
-                {
-                    **dict(zip(parameters, map(ast.unparse, n.args))),
-                    **{str(k.arg): ast.unparse(k.value) for k in n.keywords},
-                }
-                for n in calls
-            ]
-        for call in [n for n in nodes([root]) if isinstance(n, ast.Call) and n.args]:
-            kind = getattr(torch.optim, dotted(call.func).rpartition(".")[2], None)
-            for given in scopes if issubclass(type(kind), type) else ():
-                rest = {given.get(n, "") for a in arguments_of(call)[1:] for n in names_in(a)}
-                if any(setting & set(re.findall(r"\w+", text)) for text in rest):
-                    models |= {given.get(n, n) for n in names_in(call.args[0])}
+        for _, call, given in _optimizers_made(root, body):
+            rest = {given.get(n, "") for a in arguments_of(call)[1:] for n in names_in(a)}
+            if any(setting & set(re.findall(r"\w+", text)) for text in rest):
+                models |= {given.get(n, n) for n in names_in(call.args[0])}
     return models
 
 
-def _names_of(body: list[ast.stmt]) -> set[str]:
-    return {name for s in body for name in names_in(s)}
+def _optimizers_made(root: ast.AST, body: list[ast.stmt]) -> Iterator[tuple[str, ast.Call, dict[str, str]]]:
+    """(class, call, what each name stands for) of the optimizers that a statement, or a called function, makes."""
+    for call in [n for n in nodes([root]) if isinstance(n, ast.Call) and n.args]:
+        for given in scopes(root, body):
+            kind = given.get(dotted(call.func), dotted(call.func)).rpartition(".")[2]
+            if issubclass(type(getattr(torch.optim, kind, None)), type):
+                yield kind, call, given
+
+
+STAGES = re.compile(
+    r"stage|phase|warm|head|tun|part|before|after|cont|more|resum|fro[zs]e|pre|again|next|rest|init|final|round|cycl"
+    r"|extra|further|coarse|last|then|anneal|decay|cool|main|full|whole|first|second"
+)
+"""Words in the names of results that follow one another on purpose."""
+BEGINS_ANEW = re.compile(rf"{PUT_BACK.pattern}|requires_grad|(?<!__)(?:reset|init)\w*\(")
+
+
+def trainings_compared(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """Two trainings of one model that differ in the learning rate or the optimizer alone, with their results kept to be
+    compared: the second goes on with the weights that the first has learned."""
+    runs = [(n, s) for n in history.training(0, 1 << 30) for s in history.cells[n].body if history.trains(s, n)]
+    for (first, begun), (number, again) in itertools.pairwise(runs):
+        since, at = (first, begun.lineno), (number, again.lineno)
+        one, other = _trained_with(first, begun, history), _trained_with(number, again, history)
+        models = [m for m in sorted(one.keys() & other.keys()) if is_module(names.get(m))]
+        models = [m for m in models if _compared(one[m], other[m], history)]
+        span = [n for n in history.cells if models and (first < n <= number or first == n == number)]
+        text = "\n".join(ast.unparse(root) for n in span for root in history.reach(n))
+        for model in models if not BEGINS_ANEW.search(text) else ():
+            made = [b for b in history.bindings(model) if b.at < at and not keeps_object(b)]
+            if not made or made[-1].at > since:
+                continue
+            (kind, rate, _, kept), (kind_2, rate_2, _, results) = one[model], other[model]
+            by = f"lr={rate_2:g} after {rate:g}" if kind == kind_2 else f"{kind_2} after {kind}"
+            result = min(results - kept)
+            where, used = history.cells[number].place(again.lineno), history.cells[first].place(begun.lineno)
+            title = f"`{model}` goes on in {named(where)} ({by}) from {named(used)}: `{result}` is no fair comparison"
+            fix = ("Make the model anew before each, with one seed.", f"torch.manual_seed(0)\n{history.text(made[-1])}")
+            yield told("notebook/stale-reference", title, (model, result), fix, where, used)
+            return
+
+
+def _trained_with(number: int, statement: ast.stmt, history: CellHistory) -> dict[str, tuple[Any, ...]]:
+    """Of each model for which a statement, or its cell above it, makes an optimizer: its class, its rate (0 if none is
+    given), what trains but for these two, and the variables that keep what it gives."""
+    found, body = dict[str, tuple[Any, ...]](), history.cells[number].body
+    makes = [
+        s for s in body if isinstance(s, ast.Assign) and s.lineno < statement.lineno and "optim." in ast.unparse(s)
+    ]
+    own = [*makes, *running([statement])]
+    kept = {path for path, how, *_ in bound(statement) if how == "assign"}
+    added = (s.value.func for s in own if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call))
+    kept |= {dotted(of.value) for of in added if isinstance(of, ast.Attribute) and of.attr == "append"}
+    masked = {*kept, *(path for s in own for path, *_ in bound(s))}
+    for root in history.reach_of(own, number):
+        inner = {p for s in running(root.body) for p, *_ in bound(s)} if isinstance(root, FUNCTIONS) else set[str]()
+        for kind, call, given in _optimizers_made(root, own):
+            rates = [*(k.value for k in call.keywords if k.arg == "lr"), *call.args[1:2]]
+            rate = given.get(ast.unparse(rates[0]), ast.unparse(rates[0])) if rates else "0"
+            made = [b.value for b in history.bindings(rate, "assign") if b.at < (number, statement.lineno)][-1:]
+            value = ast.unparse(made[0]) if made and made[0] is not None else rate
+            items = (
+                s.targets[0] for s in body if isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Subscript)
+            )
+            under = {f"{dotted(t.value)}[{value}]" for t in items if ast.unparse(t.slice) in (rate, value)}
+            if re.fullmatch(r"[\d.e-]+", value):
+                varied = rf"(?<![\w.])(?:{re.escape(value)}|{'|'.join(masked)})(?!\w)|\b{kind}\b|'[^']*'"
+                text = re.sub(varied, "_", "\n".join(map(ast.unparse, own)))
+                models = {given.get(n, n) for n in names_in(call.args[0]) - inner}
+                found |= {m: (kind, float(value), text, kept | under) for m in models}
+    return found
+
+
+def _compared(one: tuple[Any, ...], other: tuple[Any, ...], history: CellHistory) -> bool:
+    """Whether two trainings that differ in one setting are no two stages of one: the rate is raised, the results are
+    kept by their settings, or a cell compares the two numbers."""
+    (kind, rate, text, kept), (kind_2, rate_2, text_2, kept_2) = one, other
+    for a, b in itertools.product(kept - kept_2, kept_2 - kept):
+        read = all(first_read(history, root_of(name), (0, 0)) is not None for name in (a, b))
+        if text != text_2 or (kind, rate) == (kind_2, rate_2) or not read or STAGES.search(f"{a} {b}"):
+            continue
+        by_kind = kind != kind_2 and kind.lower() in a.lower() and kind_2.lower() in b.lower()
+        inside = (n for cell in history.mentioning(root_of(b)) for n in nodes(cell.statements) if {a, b} <= names_in(n))
+        judged = any(isinstance(n, ast.Compare) or PICKS.fullmatch(dotted(getattr(n, "func", None))) for n in inside)
+        if judged or by_kind or "[" in a or kind == kind_2 and rate < rate_2:
+            return True
+    return False
 
 
 def _picked(setting: set[str], loop: ast.For, cell: Cell, history: CellHistory) -> Where | None:
