@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import statistics
@@ -170,8 +171,10 @@ def _changes(run: TrainingRunFacts, retrainer: Retrainer, errors: ProbeErrors) -
     if certain is not None:
         yield certain
         return
-    if any(m.switched_at is not None or m.from_start for m in run.modes):
+    if any((m.switched_at is not None or m.from_start) and not m.frozen for m in run.modes):
         yield "train mode", RetrainChange(training=True)
+    if frozen := [m.module for m in signs.frozen_in_train_mode(run)]:
+        yield signs.FROZEN_EVALUATED, RetrainChange(prepare=functools.partial(_evaluate, frozen))
     if run.spike is not None and run.spike.get("batch") is not None:
         yield "without the batch", RetrainChange(without=frozenset({run.spike["batch"]}))
     if run.order.spread > signs.UNFAIR or signs.order_may_matter(run):
@@ -190,6 +193,11 @@ def _changes(run: TrainingRunFacts, retrainer: Retrainer, errors: ProbeErrors) -
     # what died may have died of the rate
     yield from itertools.chain(rates, layers) if signs.units_died(run) else itertools.chain(layers, rates)
     yield from _changes_of_penalties(run, retrainer)
+
+
+def _evaluate(names: Sequence[str], model: nn.Module) -> None:
+    for name in names:
+        model.get_submodule(name).training = False
 
 
 def _change_of_calls(run: TrainingRunFacts) -> tuple[str, RetrainChange] | None:

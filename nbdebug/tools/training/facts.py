@@ -548,11 +548,11 @@ class ScalerFact:
 class ModuleMode:
     """How a module that behaves differently in eval mode (dropout, batch normalization) ran.
 
-    train_steps, eval_steps: steps in which it ran with gradients in train mode, and in which it ran so only in eval
-    mode. switched_at: first step of the second kind after one of the first; from_start: the first step was of the
-    second kind. no_grad_train: calls in train mode without gradients while validation batches were read (or, where that
-    is not known, now and then); no_grad_eval: the same in eval mode. frozen: none of its parameters, nor of its
-    parent's, is trained. momentum: of running statistics."""
+    train_steps, eval_steps: steps in which it ran with gradients (frozen: or without) in train mode, and with only in
+    eval mode. switched_at: first step of the second kind after one of the first; from_start: the first step was of the
+    second kind (frozen: or most, without). no_grad_train: calls in train mode without gradients while validation
+    batches were read (or, where that is not known, now and then); no_grad_eval: the same in eval mode. frozen: none of
+    its parameters, nor of its parent's, is trained. momentum: of running statistics."""
 
     module: str
     kind: str

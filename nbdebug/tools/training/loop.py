@@ -130,9 +130,8 @@ class ModeWatch:
         self.model, self.evaluating, self.paused, self.errors = model, evaluating, False, errors
         self.modules = {name: module for name, module in model.named_modules() if _depends_on_mode(module)}
         self.steps = 0
-        self.counts = {name: dict.fromkeys(("train_steps", "eval_steps", "train", "eval"), 0) for name in self.modules}
-        self.switched_at: dict[str, int] = {}
-        self.trained_first: dict[str, bool] = {}
+        self.counts = {name: Counter[str]() for name in self.modules}
+        self.switched_at, self.trained_first = dict[str, int](), dict[str, bool]()
         self.ran: dict[str, set[tuple[bool, bool]]] = {name: set() for name in self.modules}
         self.functions: dict[str, tuple[str, ...]] = {}
         self.sites: dict[str, Any] = {}
@@ -184,6 +183,8 @@ class ModeWatch:
                 if counts["train_steps"]:
                     self.switched_at.setdefault(name, self.steps)
                 self.trained_first.setdefault(name, False)
+            elif ran:  # without gradients, as a teacher does
+                counts["apart" if (True, False) in ran else "quiet"] += 1
             ran.clear()
         self.steps += 1
 
@@ -197,18 +198,18 @@ class ModeWatch:
 
     def _fact(self, name: str, module: nn.Module) -> ModuleMode:
         counts, rare = self.counts[name], len(self._rare.get(name, []))
-        parent = self.model.get_submodule(name.rpartition(".")[0])
-        own = list(module.parameters()) or list(parent.parameters())
+        own = list(module.parameters()) or list(self.model.get_submodule(name.rpartition(".")[0]).parameters())
+        frozen = bool(own) and not any(p.requires_grad for p in own)
         return ModuleMode(
             name,
             type(module).__name__,
-            counts["train_steps"],
+            counts["train_steps"] + counts["apart"] * frozen,
             counts["eval_steps"],
             self.switched_at.get(name),
-            self.trained_first.get(name) is False,
+            self.trained_first.get(name) is False or frozen and 2 * counts["quiet"] > self.steps,
             counts["train"] + (rare if 0 < rare <= RARE * self.steps else 0),
             counts["eval"],
-            bool(own) and not any(p.requires_grad for p in own),
+            frozen,
             getattr(module, "momentum", None),
         )
 

@@ -49,6 +49,7 @@ EXPERIMENTS = {
     "gradients-cleared-before-step": ("zero_grad",),
     "clip-before-unscale": ("unscaled first",),
     "eval-mode-in-training": ("train mode",),
+    "train-mode-in-eval": (signs.FROZEN_EVALUATED,),
     "weights-not-restored": ("weights kept",),
     "exchanged-labels": ("exchanged labels",),
     "loss-spike": ("without the batch",),

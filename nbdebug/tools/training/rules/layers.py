@@ -22,15 +22,7 @@ from nbdebug.tools.training.facts import (
     UnitsFact,
 )
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.signs import (
-    GLOROT_INIT,
-    HE_INIT,
-    at_line,
-    finding,
-    tested_fix,
-    without_call,
-    wrong_call,
-)
+from nbdebug.tools.training.rules.signs import HE_INIT, at_line, finding, tested_fix, without_call, wrong_call
 
 # -- parameters and initial weights ------------------------------------------------------------------------------------
 
@@ -107,7 +99,12 @@ def _never_frozen(names: tuple[str, ...], where: Where) -> Finding:
         f"{listed(names)} {'is' if len(names) == 1 else 'are'} trained, though a line was to freeze them"
         f"{at_line(where)}: it has no effect on parameters",
         [part, *names, "requires_grad", "optimizer"],
-        [Fix("Freeze with the method, which reaches each parameter.", f"{part or 'model'}.requires_grad_(False)")],
+        [
+            Fix(
+                "Freeze with the method, which reaches each parameter.",
+                f"{signs.submodule(part)}.requires_grad_(False)",
+            )
+        ],
         place=where,
         module=part,
         evidence={"trained": list(names[:20])},
@@ -727,7 +724,7 @@ def saturated_activation(facts: TrainingFacts) -> Finding | None:
         f"`{layer}` saturates its {first.op} {when}: at {share} of the values the slope is below a hundredth of its "
         "maximum",
         _names(places),
-        [Fix(*GLOROT_INIT) if run is None else tested_fix(*GLOROT_INIT, signs.rescaling(run))],
+        [Fix(*signs.GLOROT_INIT) if run is None else tested_fix(*signs.GLOROT_INIT, signs.rescaling(run))],
         run=run,
         module=layer,
         evidence={"saturated by layer": {u.layer or u.module: u.saturated for u in places}}

@@ -3,6 +3,7 @@ doubt; and the size of the steps: a learning rate that is too high or too low, a
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable
@@ -13,16 +14,7 @@ from nbdebug.report import Finding, Fix
 from nbdebug.text import count, figures, percent
 from nbdebug.tools.training.facts import Experiment, LossCall, ModuleMode, Schedule, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.signs import (
-    STALE,
-    finding,
-    helps,
-    rate_grows,
-    rate_stays_low,
-    suggestion,
-    tested_fix,
-    wrong_call,
-)
+from nbdebug.tools.training.rules.signs import STALE, finding, helps, suggestion, tested_fix, wrong_call
 
 CLIPPED = 0.1
 """Share of the scaler's steps in which gradients were clipped before they were unscaled."""
@@ -237,11 +229,12 @@ def _module_list(modes: Iterable[ModuleMode]) -> str:
 
 @rule(
     code="training/train-mode-in-eval",
-    title="Validation runs in train mode.",
+    title="Validation, or a frozen part, runs in train mode.",
     symptom="The validation loss is far worse than the training loss, or jumps about; it changes with the order and "
     "the size of the validation batches.",
     cause="Without `model.eval()` dropout drops and batch normalization uses the statistics of the validation batch, "
-    "which may hold one class only; the running statistics take in the validation data as well.",
+    "which may hold one class only; the running statistics take in the validation data as well. `model.train()` wakes "
+    "a frozen part of the model, too: a teacher's answers are noise then.",
     confirm="Compute the validation loss twice, before and after `model.eval()`.",
     fix="Call `model.eval()` before the validation and `model.train()` after it.",
     reference="https://github.com/pytorch/tutorials/issues/1624",
@@ -256,12 +249,12 @@ def train_mode_in_eval(facts: TrainingFacts) -> Finding | None:
         return None
     wrong = [m for m in run.modes if m.no_grad_train > m.no_grad_eval]
     if not wrong or run.mode_losses is None and not any("Norm" in m.kind for m in wrong):
-        return None
+        return _frozen_in_train_mode(run)
     difference, after = "", {"why not": "there is no val_loader to compare the modes on"}
     if run.mode_losses is not None:
         train_mode, eval_mode = run.mode_losses
         if abs(train_mode - eval_mode) <= DIFFERS * max(abs(eval_mode), 1e-8):
-            return None
+            return _frozen_in_train_mode(run)
         difference = f": the validation loss is {figures(train_mode)}, in eval mode {figures(eval_mode)}"
         after = {"validation in train mode": train_mode, "validation in eval mode": eval_mode}  # type: ignore[dict-item]
     own = _evaluation_functions(run)
@@ -276,6 +269,27 @@ def train_mode_in_eval(facts: TrainingFacts) -> Finding | None:
         run=run,
         place=run.places.get("evaluation"),
         evidence={"calls in train mode": wrong[0].no_grad_train},
+    )
+
+
+def _frozen_in_train_mode(run: TrainingRunFacts) -> Finding | None:
+    """Where eval mode there helps, on training and on validation batches."""
+    tried, frozen = run.experiments.get(signs.FROZEN_EVALUATED), signs.frozen_in_train_mode(run)
+    if tried is None or not frozen or not helps(tried) or not signs.helps_validation(tried, signs.BETTER):
+        return None
+    paths = [m.module.split(".") for m in frozen]
+    alike = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*(path[:-1] for path in paths)))
+    part = ".".join(name for name, *_ in alike)
+    code = "\n".join(f"{signs.submodule(name)}.eval()" for name in ([part] if part else [m.module for m in frozen]))
+    return finding(
+        "train-mode-in-eval",
+        f"{f'`{part}`' if part else 'A part'} is not trained and runs in train mode, which matters for "
+        f"{_module_list(frozen)}: the loss ends at {figures(tried.end_as_is)}, and with it in eval mode at "
+        f"{figures(tried.end_changed)}",
+        [part, *(m.module for m in frozen), "train"],
+        [tested_fix("Leave it in eval mode.", f"model.train()\n{code}", tried)],
+        run=run,
+        place=run.places.get("training"),
     )
 
 
@@ -505,7 +519,7 @@ def _schedule_fault(run: TrainingRunFacts) -> str:
             f"{figures(run.rates[-1])} at the end: nothing limits its warm-up. With the former throughout "
             "the same steps learn"
         )
-    if schedule.calls >= 0.9 * run.optimizer_steps and rate_grows(run) and helps(experiment):
+    if schedule.calls >= 0.9 * run.optimizer_steps and signs.rate_grows(run) and helps(experiment):
         return (
             f"{schedule.kind} is stepped once a batch ({schedule.calls} times) and multiplies the learning rate each "
             f"time: it grew from {figures(run.rates[0])} to {figures(run.rates[-1])}; with the first rate throughout "
@@ -516,7 +530,7 @@ def _schedule_fault(run: TrainingRunFacts) -> str:
             f"The function of {schedule.kind} returns a learning rate, and is taken for a factor: the optimizer's "
             f"{figures(schedule.peak)} times about the same is {figures(run.rates[0])}, and never more"
         )
-    if rate_stays_low(run) and schedule.calls < 0.5 * run.optimizer_steps and helps(experiment):
+    if signs.rate_stays_low(run) and schedule.calls < 0.5 * run.optimizer_steps and helps(experiment):
         return (
             f"{schedule.kind} is built for {schedule.planned or 'far more'} steps and was stepped {schedule.calls} "
             f"times: the learning rate never rose above {figures(max(run.rates))} (its peak is "

@@ -24,6 +24,7 @@ from nbdebug.tools.training.facts import (
     HeldOut,
     Labels,
     LayerFact,
+    ModuleMode,
     RegularizerTrial,
     StaticFacts,
     TellingFeature,
@@ -90,6 +91,7 @@ STALE = 0.5
 BETTER = 0.7
 """An experiment helps when it ends at this share of the loss as it was, or below: far more than two seeds differ."""
 MUCH_BETTER = 0.5
+FROZEN_EVALUATED = "frozen part evaluated"
 OTHER_ORDER = "the batches in another order"
 """A trial that regularizes nothing: what it changes is noise."""
 AMONG_TEN = 3.0
@@ -530,6 +532,12 @@ def adapts(run: TrainingRunFacts) -> bool:
     return any(name in run.optimizer for name in ADAPTIVE)
 
 
+def frozen_in_train_mode(run: TrainingRunFacts) -> list[ModuleMode]:
+    """Layers of a part that is not trained, a teacher for instance, beside others that are."""
+    own = [m for m in run.modes if m.frozen and 2 * m.train_steps > run.optimizer_steps > 0]
+    return own if run.trained_elements else []
+
+
 def lower_rates(run: TrainingRunFacts) -> list[Experiment]:
     """The experiments with a lower learning rate."""
     return [e for name, e in run.experiments.items() if name.startswith("lr/")]
@@ -585,6 +593,7 @@ CURES = {
     "unscaled first": ("gradients that are clipped too early", "unscaled before they are clipped"),
     "weights kept": ("other weights behind an evaluation", "with the weights that the steps leave"),
     "train mode": ("layers in eval mode", "with all layers in train mode"),
+    FROZEN_EVALUATED: ("a frozen part in train mode", "with it in eval mode"),
     "without the batch": ("one bad batch", "without {batch}"),
     "shuffled": ("the order of the samples", "shuffled"),
     "level rate": ("a learning rate that falls too early", "with a constant learning rate"),
@@ -756,6 +765,13 @@ def in_words(experiment: str, batch: str = "its batch") -> str:
     """How an experiment of this name was made: "with the learning rate divided by 10"."""
     how = next((how for start, (_, how) in CURES.items() if experiment.startswith(start)), "with one thing changed")
     return how.format(factor=experiment[3:], batch=batch)
+
+
+def submodule(name: str) -> str:
+    """The code of a part of the model; "" is the model."""
+    if all(key.isidentifier() for key in name.split(".")) or not name:
+        return f"model.{name}".rstrip(".")
+    return f"model.get_submodule({name!r})"
 
 
 def tensor_of(numbers: Iterable[str]) -> str:
