@@ -318,7 +318,8 @@ def _doubled(number: int, statement: ast.stmt, names: Mapping[str, Any], history
     words = set(re.findall(r"\w+", text))
     if words & ADDITIONS and (name := next((n for n in sorted(words & names.keys()) if _has_double(names[n])), "")):
         twice = _run_before(history, number, statement, "")
-        twice = twice and dataclasses.replace(twice, name=name)
+        calls = f"`{name}` calls one function twice" if _called_twice(attributes(names[name])) else ""
+        twice = twice and dataclasses.replace(twice, name=name, how="carried on" if calls else "", proof=calls)
     elif "param_groups" in words and re.search(r"\['lr'\] (?:\*=|/=|= .*\['lr'\])", text):
         twice = _run_before(history, number, statement, text.partition(".param_groups")[0].rpartition(" ")[2])
     trained = twice is not None and any(history.training(number_of(twice.first) or 0, number))
@@ -375,15 +376,19 @@ def _chain(statement: ast.stmt) -> tuple[str, list[str], list[ast.expr]]:
     return dotted(value), called, given
 
 
-ADDITIONS = frozenset("addHandler prune register_parametrization spectral_norm weight_norm orthogonal".split())
-"""Calls after which an object has a handler, a mask or a parametrization more."""
+ADDITIONS = frozenset(
+    "addHandler prune register_parametrization spectral_norm weight_norm orthogonal on_click observe on_submit".split()
+)
+"""Calls after which an object has a handler, a mask, a parametrization or a callback more."""
 
 
 def _has_double(thing: Any) -> bool:
     """Whether a logger has two handlers for the same stream or file, or a module two masks or parametrizations of one
     kind on one parameter."""
     held = attributes(thing)
-    if type(held.get("handlers")) is list:
+    if _called_twice(held):
+        return True
+    if type(held.get("handlers")) is list and not any(type(h) is FunctionType for h in held["handlers"]):
         to = [(type(h), attributes(h).get("baseFilename") or id(attributes(h).get("stream"))) for h in held["handlers"]]
         return len(set(to)) < len(to)
     if not is_module(thing):
@@ -395,6 +400,18 @@ def _has_double(thing: Any) -> bool:
         ]
         listed = inside.get("_modules", {}).values() if type(part).__name__ == "ParametrizationList" else ()
         if any(len({type(one) for one in group}) < len(group) for group in (*masks, tuple(listed))):
+            return True
+    return False
+
+
+def _called_twice(held: Mapping[str, Any]) -> bool:
+    """Whether a widget, or an object of the user's, calls two functions of one name: of two runs of a cell."""
+    clicks = attributes(held.get("_click_handlers")).get("_trait_values") or {}
+    notified = [one for kinds in (held.get("_trait_notifiers") or {}).values() for one in kinds.values()]
+    for listed in (*(v for v in held.values() if type(v) is list), clicks.get("callbacks"), *notified):
+        own = [f for f in listed or () if type(f) is FunctionType and is_user_module(f.__module__ or "")]
+        called = [(f.__qualname__, "<" in f.__qualname__ and f.__code__, f.__closure__) for f in own]
+        if any(one in called[:at] for at, one in enumerate(called)):
             return True
     return False
 
@@ -524,6 +541,9 @@ def _used_after(
             ]
             if added and (twice := _run_before(history, *added[-1], name)) is not None:
                 return twice
+        again = _moved_in_place(names, history, number, name) if re.search("range|bound", message) else None
+        if again is not None:
+            return again
         made = [b for b in history.bindings(name) if b.number <= number] if _is_array(names.get(name)) else []
         for last in sorted(made, key=lambda b: b.at, reverse=True):
             value, own = last.value, name in names_in(last.value) or isinstance(last.node, ast.AugAssign)
@@ -535,6 +555,22 @@ def _used_after(
             shifted = isinstance(getattr(computes, "op", None), (ast.Add, ast.Sub, ast.Mult, ast.Div))
             if (moved or shifted) and (twice := _run_before(history, last.number, last.node, name)) is not None:
                 return twice
+    return None
+
+
+def _moved_in_place(names: Mapping[str, Any], history: CellHistory, number: int, name: str) -> RunTwice | None:
+    """The statement that adds to an array, or to a column of the table from which it is made, a second time:
+    `kinds.sub_(1)`, `table["kind"] -= 1`."""
+    made = history.bindings(name, "assign")[-1:] if name in names else []
+    texts = {ast.unparse(n) for b in made for n in ast.walk(b.node) if isinstance(n, ast.Subscript)}
+    for cell in reversed(history.mentioning(name, *(root_of(text) for text in texts))):
+        for s in [s for s in cell.body if cell.number <= number]:
+            column = ast.unparse(s.target) if isinstance(s, ast.AugAssign) else ""
+            path, called, given = _chain(s)
+            moved = path == name and _is_array(names[name]) and called in (["sub_"], ["add_"])
+            given = given if moved else [s.value] if isinstance(s, ast.AugAssign) and column in texts else []
+            if given and isinstance(given[0], ast.Constant):
+                return _run_before(history, cell.number, s, root_of(column) or name)
     return None
 
 
