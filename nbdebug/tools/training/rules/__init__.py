@@ -38,6 +38,7 @@ ORDER = (
     "double-softmax",
     "missing-log-softmax",
     "wrong-output-activation",
+    "inverted-mask",
     "batch-mixing",
     "wrong-softmax-dim",
     "frozen-parameters",

@@ -171,7 +171,7 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
     severed = () if facts.run is None or facts.run.severed is None else (facts.run.severed,)
     trained = {layer.name for layer in facts.run.layers if layer.gradient} if facts.run is not None else set()
     own = (d for d in facts.static.detached if d.how != "dropped" or d.parameters[0].rpartition(".")[0] not in trained)
-    places = (*own, *severed)
+    places = (*(d for d in own if d.how != "mask"), *severed)
     if not places:
         return None
     cut = places[0]
@@ -192,11 +192,6 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
             "a reentrant checkpoint, none of whose inputs requires a gradient, runs its layers without autograd",
             "Use the form that is not reentrant.",
             "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
-        ),
-        "mask": (
-            "the padding mask is the wrong way round, so that attention sees the padding alone",
-            "Invert the mask: True hides." if cut.op != "mask" else "Invert the mask.",
-            "key_padding_mask = ~mask" if cut.op != "mask" else "mask = ~mask",
         ),
         "left torch": (
             f"`{cut.op}` takes the values out of torch",
@@ -234,9 +229,7 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
         ),
     )
     cut_off, trained_ones = [name for d in places for name in d.parameters], len(facts.static.trained)
-    what = {"flat": "anything but zeros", "cancels": "anything but zeros", "mask": "the tokens"}.get(
-        cut.how, "a gradient"
-    )
+    what = "anything but zeros" if cut.how in ("flat", "cancels") else "a gradient"
     if places == severed and cut.how not in ("cancels", "dropped", "number"):
         what = "the gradient of this part of the loss"
     return finding(
@@ -255,6 +248,21 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
 
 
 @rule(
+    code="training/inverted-mask",
+    title="The padding mask is the wrong way round.",
+    symptom="What depends on single tokens is learned, what depends on several is not, or nothing is; the loss stops.",
+    cause="In `key_padding_mask` True hides a place, in `scaled_dot_product_attention` it shows one, and a tokenizer's "
+    "attention_mask is 1 at real tokens. Turned round, attention sees the padding alone.",
+    confirm="Change a real token of one row in eval mode: the outputs of its other tokens must change.",
+    fix="Invert the mask: `~mask`.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",
+)
+def inverted_mask(facts: TrainingFacts) -> Finding | None:
+    place = next((cut for cut in facts.static.detached if cut.how == "mask"), None)
+    return None if place is None else signs.inverted_mask(place)
+
+
+@rule(
     code="training/batch-mixing",
     title="One sample's output depends on other samples of the batch.",
     symptom="With a batch size of one it learns; with larger batches it hardly does, and a sample's score changes with "
@@ -270,7 +278,7 @@ def batch_mixing(facts: TrainingFacts) -> Finding | None:
     mixing = facts.static.mixing
     for call in facts.static.loss_calls:
         if call.across is not None:
-            return _read_across(*call.across)
+            return signs.read_across(*call.across)
     if mixing is None:
         title = "`{op}` gives the inputs another shape as they lie{line}; two of its dimensions had to be exchanged"
         fix = Fix("Exchange the dimensions.", "x = x.permute(0, 3, 1, 2)  # (N, H, W, C) to (N, C, H, W)")
@@ -305,26 +313,6 @@ def batch_mixing(facts: TrainingFacts) -> Finding | None:
         [fix],
         place=mixing.where,
         evidence={"sample replaced": mixing.sample, "other samples changed": mixing.others, "batch size": mixing.batch},
-    )
-
-
-def _read_across(sizes: tuple[int, ...], place: Where) -> Finding:
-    """Scores that are taken for rows of classes as they lie."""
-    order, classes = ", ".join(map(str, (0, *range(2, len(sizes)), 1))), sizes[1]
-    return finding(
-        "batch-mixing",
-        f"`{place.op}` makes rows of {classes} out of scores of shape {list(sizes)} as they lie{at_line(place)}: a "
-        f"row has {classes} neighbours of one class, not the {classes} classes of one place, and the loss compares it "
-        "with the target of another place",
-        ["loss_fn", place.op or "", "logits", "view"],
-        [
-            Fix(
-                "Move the classes to the end first (or give the loss scores and targets as they are: it takes them).",
-                f"logits = logits.permute({order}).reshape(-1, {classes})",
-            )
-        ],
-        place=place,
-        evidence={"shape of the scores": list(sizes)},
     )
 
 

@@ -20,6 +20,7 @@ from nbdebug.report import Finding, Fix, Link, Where
 from nbdebug.text import count, listed
 from nbdebug.tools.training.facts import (
     BatchEvaluation,
+    DetachedAt,
     Experiment,
     HeldOut,
     Labels,
@@ -663,6 +664,39 @@ def wrong_call(static: StaticFacts, kind: str, slug: str, title: str, names: Ite
         return None
     said = title.format(*call.sizes, op=call.op, line=at_line(call.where), sizes=shape(call.sizes))
     return finding(slug, said, [call.where.module or "", *names, call.op], [fix], place=call.where)
+
+
+def read_across(sizes: tuple[int, ...], place: Where) -> Finding:
+    """Scores that are taken for rows of classes as they lie."""
+    order, classes = ", ".join(map(str, (0, *range(2, len(sizes)), 1))), sizes[1]
+    return finding(
+        "batch-mixing",
+        f"`{place.op}` makes rows of {classes} out of scores of shape {list(sizes)} as they lie{at_line(place)}: a "
+        f"row has {classes} neighbours of one class, not the {classes} classes of one place, and the loss compares it "
+        "with the target of another place",
+        ["loss_fn", place.op or "", "logits", "view"],
+        [
+            Fix(
+                "Move the classes to the end first (or give the loss scores and targets as they are: it takes them).",
+                f"logits = logits.permute({order}).reshape(-1, {classes})",
+            )
+        ],
+        place=place,
+        evidence={"shape of the scores": list(sizes)},
+    )
+
+
+def inverted_mask(cut: DetachedAt) -> Finding:
+    names = list(cut.parameters)
+    code, hides = ("mask = ~mask", "") if cut.op == "mask" else (f"{cut.op} = ~mask", ": True hides")
+    return finding(
+        "inverted-mask",
+        f"The padding mask is the wrong way round{at_line(cut.where)}: {listed(names)} sees the padding alone, and no "
+        "token",
+        [*names, cut.op, "forward"],
+        [Fix(f"Invert the mask{hides}.", code)],
+        place=cut.where,
+    )
 
 
 def wrong_weights(static: StaticFacts) -> Finding | None:

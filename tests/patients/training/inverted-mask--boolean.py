@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from tests.training.loops import cross_entropy, loaders, made
 
-CODE, WHERE = "training/detached-graph", ["mask", "forward"]
+CODE, WHERE = "training/inverted-mask", ["mask", "forward"]
 
 
 class Words(nn.Module):

@@ -5,7 +5,7 @@ from torch import nn
 
 from tests.training.loops import cross_entropy, loaders, made
 
-CODE, WHERE = "training/detached-graph", ["attend", "forward"]
+CODE, WHERE = "training/inverted-mask", ["attend", "forward"]
 
 
 class Words(nn.Module):
