@@ -255,9 +255,9 @@ def test_what_there_is_no_time_for_is_told(monkeypatch) -> None:
         clock[0] += 1
         return cross_entropy(model, batch)
 
-    code, fix, report = tried(network(nn.Softmax(1)), loaders(*clusters(200)), slow, seconds=1.5)
+    code, fix, report = tried(network(nn.Softmax(1)), loaders(*clusters(200)), slow, seconds=2.5)
     assert code == "double-softmax" and fix.verified is None and fix.after["why not"] == "there was no time"
-    late = [line for line in report.unchecked if "the 1.5 s for preflight were over" in line]
+    late = [line for line in report.unchecked if "the 2.5 s for preflight were over" in line]
     for what in ("Overfitting one batch", "Whether the fix of double-softmax helps", "Dead and saturated units"):
         assert any(line.startswith(what) for line in late), report.unchecked
     assert "dead units" not in {r.what for r in report.ruled_out} and report.facts["seconds"] < 20
