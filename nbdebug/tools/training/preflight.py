@@ -366,7 +366,8 @@ class _Probes:
         facts["reread"] = self._probe("A sample that is read again", batches.reread, "")
         facts["silent_end"] = self._probe("Ends that are no targets", batches.silent_end, None)
         facts["padding"] = self._probe("Padding", batches.padding, 0.0)
-        facts["answers"] = self._probe("Answers among the inputs", batches.answers_among_inputs, None)
+        if facts["drawn"] is None:  # else a few rows come again and again, and any column tells their labels
+            facts["answers"] = self._probe("Answers among the inputs", batches.answers_among_inputs, None)
         facts["groups"] = self._probe(
             "Subjects in both training and validation", lambda: batches.groups(self.users_loss_fn), None
         )
