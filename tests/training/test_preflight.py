@@ -439,6 +439,16 @@ def test_weights_drawn_for_another_width_are_bad_init():
     assert codes(report) == ["bad-init"] and blamed(report)[0] in ("0", "2")
 
 
+def test_a_part_without_a_name_of_pythons_is_frozen_by_the_fix_as_it_stands():
+    model = network()
+    for p in model[0].parameters():
+        p.require_grad = False
+    report = nbdebug.preflight(model, loaders(*clusters(200))[0], cross_entropy)
+    assert codes(report) == ["frozen-parameters"]
+    exec(report.findings[0].fixes[0].code, {"model": model})
+    assert [p.requires_grad for p in model.parameters()] == [False, False, True, True]
+
+
 def test_weights_of_one_column_multiply_each_loss_by_all_of_them():
     train, _ = loaders(*clusters(300))
 

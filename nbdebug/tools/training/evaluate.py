@@ -308,7 +308,8 @@ class Copies:
         inner = {f"{name}.{key}": v for name, thing in objects for key, v in attributes(thing).items()}
         known = {name: model for name, model in {**inner, **values}.items() if issubclass(type(model), nn.Module)}
         for name, model in list(known.items()):
-            parts = {f"{name}.{key}": part for key, part in model.named_children() if running_norms(part)}
+            named = [(k if k.isidentifier() else f"get_submodule({k!r})", part) for k, part in model.named_children()]
+            parts = {f"{name}.{key}": part for key, part in named if running_norms(part)}
             shapes = {key: [p.shape for p in part.parameters()] for key, part in parts.items()}
             pairs = [(a, b) for a in parts for b in parts if a != b and shapes[a] == shapes[b]]
             self.parts |= {one: (model, other) for one, other in reversed(pairs)}
