@@ -51,6 +51,7 @@ from nbdebug.tools.notebook.left_on import output_redirected, rate_left, schedul
 from nbdebug.tools.notebook.repeats import numbered_twice
 from nbdebug.tools.notebook.rules import NOWHERE, Told, named, told
 from nbdebug.tools.notebook.stale_objects import (
+    BEGINS_ANEW,
     PUT_BACK,
     SETTINGS,
     ModelsAndOptimizers,
@@ -60,6 +61,7 @@ from nbdebug.tools.notebook.stale_objects import (
     is_optimizer,
     is_tensor,
     optimizer_tensors,
+    optimizers_made,
     parameters_of,
     settings_on_one_model,
     trainings_compared,
@@ -84,6 +86,7 @@ def told_of_cells(
     yield from compared_with_itself(names, history)
     yield from settings_on_one_model(names, history)
     yield from trainings_compared(names, history)
+    yield from _folds_on_one_model(names, history)
     yield from _late(history)
     yield from _copied(names, history)
     yield from _saved_untrained(history, owners)
@@ -265,6 +268,38 @@ READ = ("compute", "result", "value", "avg", "mean", "average")
 """What a metric is read by."""
 KEEPS = re.compile(r"append|insert|setdefault|register_\w*hook")
 """Methods that keep a function which they are given."""
+
+
+FOLDS = re.compile(r"(?:Fold|ShuffleSplit)\(")
+"""Objects of scikit-learn that split rows into those to train on and those to judge by."""
+
+
+def _folds_on_one_model(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """Cross-validation whose folds all train one model: from the second on, it has been trained on the rows by which
+    it is judged."""
+    for cell, loop in [(c, s) for c in history.mentioning("split") for s in c.statements if isinstance(s, ast.For)]:
+        text, splits = ast.unparse(loop.iter), [b for n in names_in(loop.iter) for b in history.bindings(n)[-1:]]
+        pairs = [n for n in ast.walk(loop.target) if isinstance(n, ast.Tuple) and len(n.elts) == 2]
+        body, rows = list(running(loop.body)), [dotted(n) for n in pairs[-1].elts] if pairs else [""]
+        if ".split(" not in text or not any(map(FOLDS.search, [text, *map(history.text, splits)])):
+            continue
+        reached, anew = history.reach_of(body, cell.number), {path for s in body for path, *_ in bound(s)}
+        if not {*rows} <= read_by(body) or BEGINS_ANEW.search("\n".join(map(ast.unparse, reached))):
+            continue
+        stepped = {id(p) for n in read_by(reached) if is_optimizer(names.get(n)) for p in optimizer_tensors(names[n])}
+        made = [one for root in {*body, *reached} for one in optimizers_made(root, body)]
+        given = {of.get(n, n) for _, call, of in made for n in names_in(call.args[0])}
+        for model in sorted(name for name in read_by(body) - anew if is_module(names.get(name))):
+            own, first = {id(p) for _, p in parameters_of(names[model])}, history.bindings(model, "assign")[-1:]
+            if first and "backward" in methods_of(reached) and (model in given or own & stepped):
+                where, once = cell.place(loop.lineno), history.place(first[0])
+                title = (
+                    f"All folds of {named(where)} train the `{model}` that {named(once)} made: from the second on, it "
+                    f"has been trained on the rows of `{rows[1]}`, by which it is judged"
+                )
+                fix = ("Make the model, and its optimizer, anew in each fold.", history.text(first[0]))
+                yield told("training/leakage", title, (model, rows[1]), fix, where, once)
+                return
 
 
 def _late(history: CellHistory) -> Iterator[Told]:

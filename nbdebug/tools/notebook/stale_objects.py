@@ -782,14 +782,14 @@ def _given_with(setting: set[str], body: list[ast.stmt], reached: list[ast.AST])
     """The models of the optimizers that statements of a loop, or functions that they call, make with a setting."""
     models = set[str]()
     for root in [*body, *(r for r in reached if isinstance(r, FUNCTIONS))]:
-        for _, call, given in _optimizers_made(root, body):
+        for _, call, given in optimizers_made(root, body):
             rest = {given.get(n, "") for a in arguments_of(call)[1:] for n in names_in(a)}
             if any(setting & set(re.findall(r"\w+", text)) for text in rest):
                 models |= {given.get(n, n) for n in names_in(call.args[0])}
     return models
 
 
-def _optimizers_made(root: ast.AST, body: list[ast.stmt]) -> Iterator[tuple[str, ast.Call, dict[str, str]]]:
+def optimizers_made(root: ast.AST, body: list[ast.stmt]) -> Iterator[tuple[str, ast.Call, dict[str, str]]]:
     """(class, call, what each name stands for) of the optimizers that a statement, or a called function, makes."""
     for call in [n for n in nodes([root]) if isinstance(n, ast.Call) and n.args]:
         for given in scopes(root, body):
@@ -845,7 +845,7 @@ def _trained_with(number: int, statement: ast.stmt, history: CellHistory) -> dic
     masked = {*kept, *(path for s in own for path, *_ in bound(s))}
     for root in history.reach_of(own, number):
         inner = {p for s in running(root.body) for p, *_ in bound(s)} if isinstance(root, FUNCTIONS) else set[str]()
-        for kind, call, given in _optimizers_made(root, own):
+        for kind, call, given in optimizers_made(root, own):
             rates = [*(k.value for k in call.keywords if k.arg == "lr"), *call.args[1:2]]
             rate = given.get(ast.unparse(rates[0]), ast.unparse(rates[0])) if rates else "0"
             made = [b.value for b in history.bindings(rate, "assign") if b.at < (number, statement.lineno)][-1:]
