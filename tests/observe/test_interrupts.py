@@ -77,7 +77,10 @@ def stepped_through(training: Training) -> None:
     try:
         stepper.finish()
     finally:
-        stepper.abandon()
+        try:
+            stepper.abandon()
+        finally:  # once more: Ctrl-C may come as the first call begins
+            stepper.abandon()
 
 
 def stopped(training: Training) -> None:
