@@ -268,20 +268,21 @@ def compare_with_float64(copies: CastCopies, trials: HalfTrials, plain: TrialOut
     reference, errors = copies.reference(torch.float64), dict[str, float]()
     beside = dict(copies.reference(torch.float32).named_modules())
     running: list[list[Any]] = []
-    small = (plain.memory or 0) < LARGE
+    with_backward = (plain.memory or 0) < LARGE
     for name, module in reference.named_modules():
         if name:
             module.register_forward_pre_hook(_before(beside[name], running), with_kwargs=True)
             module.register_forward_hook(_after(name, running, errors))
     try:
-        outcome = trials.run(reference, backward=small)
+        outcome = trials.run(reference, backward=with_backward)
     except torch.OutOfMemoryError:
         return "there is not enough memory for it"
     if outcome.error:
         return f"the step raised {outcome.error[:160]}"
     if not outcome.finite:
         return "the step is not finite there"
-    return Exact(off(plain, outcome), norm_off(plain, outcome) if small else None, outcome.seconds, errors)
+    gradients = norm_off(plain, outcome) if with_backward else None
+    return Exact(off(plain, outcome), gradients, outcome.seconds, errors)
 
 
 def _why_no_float64(copies: CastCopies, plain: TrialOutcome) -> str:
