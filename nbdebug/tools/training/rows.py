@@ -467,24 +467,25 @@ def out_of_step(loader: Any, target: int) -> PairedAnew | None:
         if wanted.shape[1] != 1 or len({len(row) for rows in inputs for row in rows}) != 1:
             return None
         told = _told_by_place(torch.cat(inputs), wanted)
-    numbers = list(range(count))
-    as_text = torch.tensor(sorted(numbers, key=str), device="cpu")
+    as_is = torch.arange(count, device="cpu")
+    from_0, from_1 = (torch.tensor(sorted(range(count), key=lambda n: str(n + b)), device="cpu") for b in (0, 1))
     orders = {
-        "of numbered names sorted as text": as_text,
-        "of numbered names that count from 1, sorted as text": torch.tensor(
-            sorted(numbers, key=lambda n: str(n + 1)), device="cpu"
-        ),
-        "of the sample before": torch.tensor(numbers, device="cpu").roll(1),
-        "of the sample after": torch.tensor(numbers, device="cpu").roll(-1),
-        "from the last to the first": torch.tensor(numbers[::-1], device="cpu"),
+        "of numbered names sorted as text": from_0,
+        "of numbered names sorted as text, the other way round": from_0.argsort(),
+        "of names numbered from 1 and sorted as text": from_1,
+        "of names numbered from 1 and sorted as text, the other way round": from_1.argsort(),
+        "of the sample before": as_is.roll(1),
+        "of the sample after": as_is.roll(-1),
+        "from the last to the first": as_is.flip(0),
     }
-    orders |= {f"{name}, the other way round": orders[name].argsort() for name in list(orders)[:2]}
-    by_chance = [told(torch.randperm(count, device="cpu")) for _ in range(DEALT)]
-    as_paired, best = told(torch.tensor(numbers, device="cpu")), max(orders, key=lambda name: told(orders[name]))
+    shares = {name: told(order) for name, order in orders.items()}
+    dealt = torch.Generator("cpu").manual_seed(0)  # no random number of the user's is taken
+    by_chance = [told(torch.randperm(count, generator=dealt, device="cpu")) for _ in range(DEALT)]
+    as_paired, best = told(as_is), max(shares, key=lambda name: shares[name])
     limit = max(TOLD_APART, statistics.fmean(by_chance) + SURELY * statistics.stdev(by_chance))
-    if as_paired > limit / 2 or told(orders[best]) < limit:
+    if as_paired > limit / 2 or shares[best] < limit:
         return None
-    return PairedAnew(count, max(as_paired, 0.0), told(orders[best]), order=best)
+    return PairedAnew(count, max(as_paired, 0.0), shares[best], order=best)
 
 
 def _numbers(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
