@@ -426,10 +426,10 @@ def same_numbers(x: torch.Tensor, target: torch.Tensor) -> dict[int, float]:
     return dict.fromkeys((x == y.reshape(-1, 1)).all(0).nonzero().flatten().tolist(), 0.0)
 
 
-BETWEEN, PAIRS, NOMINAL = 0.2, 3, 0.3
+BETWEEN, PAIRS, NOMINAL, BORDERS = 0.2, 3, 0.3, 20_000
 """Share of the borders of a mask with one pixel of a number between, in so many pairs of classes at least (a class of
 its own for outlines lies between one pair); share of the other borders whose numbers do not follow each other: of
-depths or heights nearly all do."""
+depths or heights nearly all do. After so many borders no further batch is looked at."""
 
 
 def interpolated(masks: Iterable[torch.Tensor]) -> bool:
@@ -446,6 +446,8 @@ def interpolated(masks: Iterable[torch.Tensor]) -> bool:
             outside += int((ends & ((runs[2] < low) | (runs[2] > high))).sum())
             between.update(map(tuple, torch.stack([low[thin], runs[2][thin], high[thin]], 1).tolist()))
             others.update(map(tuple, torch.stack([low[sharp], high[sharp]], 1).tolist()))
+        if between.total() + others.total() > BORDERS:
+            break
     nominal = sum(n for (low, high), n in others.items() if high - low > 1) >= NOMINAL * max(others.total(), 1)
     pairs, middles = {(row[0], row[2]) for row in between}, {row[1] for row in between}
     enough = between.total() > max(BETWEEN * (between.total() + others.total()), LEAST, 3 * outside)
