@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from nbdebug.observe.locations import ENGINE, USER, Site, kind_of, source_text
+from nbdebug.observe.locations import ENGINE, kind_of, site_of, source_text, users_frames
 from nbdebug.text import count, figures
 
 
@@ -50,10 +51,11 @@ class _Watch:
 
     def place(self) -> tuple[bool, str]:
         """(whether the main thread is in a function of torch.distributed or in backward, its lines)."""
-        stack = [(f.f_code, line) for f, line in traceback.walk_stack(sys._current_frames().get(self.main))]
-        inside = any(f"torch{os.sep}distributed" in code.co_filename for code, _ in stack[:4])
-        inside |= any(kind_of(code) == ENGINE for code, _ in stack)
-        own = [Site(code.co_filename, line, code.co_name) for code, line in stack if kind_of(code) == USER][:6]
+        frame = sys._current_frames().get(self.main)
+        codes = [each.f_code for each, _ in traceback.walk_stack(frame)]
+        inside = any(f"torch{os.sep}distributed" in code.co_filename for code in codes[:4])
+        inside |= any(kind_of(code) == ENGINE for code in codes)
+        own = map(site_of, itertools.islice(users_frames(frame), 6))
         lines = [f"    {site.file}, line {site.line}, in {site.function}: {source_text(site)}" for site in own]
         return inside, "\n".join(reversed(lines))
 

@@ -40,7 +40,7 @@ class Departure(NamedTuple):
     place: Place | None = None
 
 
-def parting(facts: RanksFacts) -> Parting | None:
+def partings(facts: RanksFacts) -> Iterator[Parting]:
     """The first certain one of each group, the group of the lowest name first; else where ranks wait for each other, in
     calls of groups of their own: the smallest of these, as others wait for its ranks."""
     late = {(call.group, call.n) for call, _ in waiting(facts, PATIENCE * facts.timeout())}
@@ -50,13 +50,14 @@ def parting(facts: RanksFacts) -> Parting | None:
             made = {rank: log.call(group, n) for rank, log in logs.items()}
             known = {r: c for r, c in made.items() if c or logs[r].has_left(group) or (group, n) in late}
             if len({call and call.key for call in known.values()}) > 1:
-                return Parting(group, n, known)
+                yield Parting(group, n, known)
+                return
     calls = {rank: call for rank in blocked(facts) if (call := pending(facts, facts.ranks[rank])) is not None}
     for own in sorted(calls.values(), key=lambda call: (len(facts.members(call.group)), call.group)):
         inside = {rank: call for rank in facts.members(own.group) if (call := calls.get(rank)) is not None}
         if len({call.key for call in inside.values()}) > 1:
-            return Parting(own.group, own.n, inside)
-    return None
+            yield Parting(own.group, own.n, inside)
+            return
 
 
 def pending(facts: RanksFacts, log: RankLog) -> CollectiveCall | None:
@@ -100,6 +101,11 @@ def answers(log: RankLog, peer: RankLog) -> int:
 def missing(facts: RanksFacts, parted: Parting) -> list[int]:
     """The ranks that have not come to the call and could still come."""
     return [r for r, call in parted.calls.items() if call is None and not facts.ranks[r].has_left(parted.group)]
+
+
+def departures(facts: RanksFacts) -> Iterator[tuple[Parting, Departure]]:
+    for parted in partings(facts):
+        yield parted, departure(facts, parted)
 
 
 def departure(facts: RanksFacts, parted: Parting) -> Departure:
@@ -181,11 +187,17 @@ def parsed(facts: RanksFacts, file: str) -> ast.Module:
     return ast.Module([], [])
 
 
-def statement(tree: ast.AST, line: int) -> ast.stmt | None:
-    """The smallest statement over a line, of several on it the innermost. (`observe.sources` has the same for files;
-    it imports torch.)"""
-    over = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and _holds(node, line)]
-    return min(over, key=lambda node: ((node.end_lineno or 0) - node.lineno, -node.col_offset), default=None)
+def over(tree: ast.AST, line: int, *kinds: type[ast.stmt]) -> list[Any]:
+    """The statements over a line, of these kinds, from the outside in. (`observe.sources` has such for files; it imports
+    torch.)"""
+    nodes: Any = [node for node in ast.walk(tree) if isinstance(node, kinds or ast.stmt)]
+    own = [node for node in nodes if node.lineno <= line <= node.end_lineno]
+    return sorted(own, key=lambda node: (node.lineno - node.end_lineno, node.col_offset))
+
+
+def statement(tree: ast.AST, line: int) -> Any:
+    """The innermost statement over a line; an empty one where there is none."""
+    return [ast.Pass(), *over(tree, line)][-1]
 
 
 def names_in(node: ast.AST | None) -> list[str]:
@@ -197,6 +209,10 @@ def names_in(node: ast.AST | None) -> list[str]:
         elif isinstance(part, ast.Name) and part.id != "self":
             names.append(part.id)
     return names
+
+
+def calls_in(*nodes: ast.AST) -> list[ast.Call]:
+    return [part for node in nodes for part in ast.walk(node) if isinstance(part, ast.Call)]
 
 
 def assignments(tree: ast.AST, name: str, before: int) -> list[ast.stmt]:
@@ -216,8 +232,8 @@ def of_rank(tree: ast.AST) -> set[str]:
     names = {"rank", "local_rank", "global_rank", "RANK", "LOCAL_RANK"}
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
     for target, given in [(target, node.value) for node in nodes for target in node.targets]:
-        both = isinstance(target, ast.Tuple) and isinstance(given, ast.Tuple)
-        for name, value in zip(target.elts, given.elts) if both else [(target, given)]:  # type: ignore[attr-defined]
+        parts = [getattr(each, "elts", [each]) for each in (target, given)]
+        for name, value in zip(*parts) if len(parts[0]) == len(parts[1]) else ():
             if isinstance(value, ast.Call) and names_in(value.func) == ["int"] and value.args:
                 value = value.args[0]
             own = isinstance(value, ast.Call) and speaks_of_rank(value.func, set()) or isinstance(value, ast.Name)
@@ -240,10 +256,10 @@ def iterable_line(facts: RanksFacts, loop: Place, lines: Sequence[Line] = ()) ->
     tree = parsed(facts, loop.file)
     head = statement(tree, loop.line)
     expression: Any = getattr(head, "iter", getattr(head, "test", None))
-    for node in ast.walk(tree):  # `except StopIteration` beside `next(source)`
-        if isinstance(node, ast.Try) and loop.line in [handler.lineno for handler in node.handlers]:
-            calls = [part for each in node.body for part in ast.walk(each) if isinstance(part, ast.Call)]
-            expression = next((call.args[0] for call in calls if names_in(call.func) == ["next"] and call.args), None)
+    for node in over(tree, loop.line, ast.Try):  # `except StopIteration` beside `next(source)`
+        if loop.line in [handler.lineno for handler in node.handlers]:
+            calls = [call for call in calls_in(*node.body) if names_in(call.func) == ["next"] and call.args]
+            expression = calls[0].args[0] if calls else None
     if expression is None:
         return loop.head
     file, expression, line = _argument_of(facts, tree, loop, expression, lines)
@@ -260,15 +276,15 @@ def _argument_of(
     facts: RanksFacts, tree: ast.Module, loop: Place, expression: ast.AST, lines: Sequence[Line]
 ) -> tuple[str, ast.AST, int]:
     """(file, argument, line) of the call that gave a function what its loop goes over; else of the loop itself."""
-    around = _function(tree, loop.line)
     depth = next((n for n, line in enumerate(lines) if loop.holds(line)), len(lines))
-    for file, line, _ in lines[depth + 1 : depth + 2] if around is not None else ():
-        for part in ast.walk(statement(parsed(facts, file), line) or ast.Pass()):
-            if around is not None and isinstance(part, ast.Call) and names_in(part.func)[-1:] == [around.name]:
+    for around in over(tree, loop.line, ast.FunctionDef)[-1:]:
+        for file, line, _ in lines[depth + 1 : depth + 2]:
+            for part in calls_in(statement(parsed(facts, file), line)):
                 values = dict(zip([a.arg for a in around.args.args], part.args))
                 values |= {k.arg: k.value for k in part.keywords if k.arg}
                 for name in filter(values.__contains__, names_in(expression)):
-                    return file, values[name], line
+                    if names_in(part.func)[-1:] == [around.name]:
+                        return file, values[name], line
     return loop.file, expression, loop.line
 
 
@@ -287,11 +303,9 @@ def argument_line(facts: RanksFacts, line: Sequence[Any], word: str, keyword: st
     """The line of a part that mentions `word` in the statement at a line, or in what its arguments come from. keyword:
     only that argument."""
     tree, number = parsed(facts, line[0]), line[1]
-    node = statement(tree, number)
-    expressions: list[ast.AST] = [node] if node is not None else []
+    expressions: list[ast.AST] = [statement(tree, number)]
     if keyword:
-        calls = [part for each in expressions for part in ast.walk(each) if isinstance(part, ast.Call)]
-        expressions = [k.value for call in calls for k in call.keywords if k.arg == keyword]
+        expressions = [k.value for call in calls_in(*expressions) for k in call.keywords if k.arg == keyword]
     chain = [origin for part in expressions for origin in origins(tree, part, number)]
     if keyword and chain and any(isinstance(part, ast.Name) for part in expressions):
         number = chain[0].lineno
@@ -315,7 +329,7 @@ def score_line(facts: RanksFacts, stack: Sequence[Line], shown: Line) -> Line | 
     depth = next((n for n, each in enumerate(stack) if (each[0], each[2]) == (file, function)), None)
     tree = parsed(facts, file)
     printing = statement(tree, line)
-    if depth is None or printing is None:
+    if depth is None:
         return None
     block = _around(tree, stack[depth][1], line)
     names, chain = _assigned(block), list(origins(tree, printing, line))
@@ -325,7 +339,8 @@ def score_line(facts: RanksFacts, stack: Sequence[Line], shown: Line) -> Line | 
         depth, chain = depth - 1, []
         file, number, _ = stack[depth]
         tree = parsed(facts, file)
-        returns = [n.lineno for n in ast.walk(_function(tree, number) or ast.Pass()) if isinstance(n, ast.Return)]
+        around = over(tree, number, ast.FunctionDef)[-1:]
+        returns = [n.lineno for each in around for n in ast.walk(each) if isinstance(n, ast.Return)]
         if not returns:
             return (file, number, function)
         line = returns[-1]
@@ -337,27 +352,14 @@ def score_line(facts: RanksFacts, stack: Sequence[Line], shown: Line) -> Line | 
 BLOCKS = (ast.For, ast.While, ast.With, ast.If, ast.Try)
 
 
-def _function(tree: ast.AST, line: int) -> ast.FunctionDef | None:
-    """The innermost one around a line."""
-    return next((n for n in [*ast.walk(tree)][::-1] if isinstance(n, ast.FunctionDef) and _holds(n, line)), None)
-
-
-def _holds(node: ast.stmt, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or 0)
-
-
-def _around(tree: ast.AST, line: int, beyond: int) -> ast.stmt | None:
+def _around(tree: ast.AST, line: int, beyond: int) -> ast.stmt:
     """The largest loop, branch or `with` around a line that does not reach another line; else the statement."""
-    blocks = [n for n in ast.walk(tree) if isinstance(n, BLOCKS) and _holds(n, line) and not _holds(n, beyond)]
-    return min(blocks, key=lambda node: node.lineno, default=statement(tree, line))
+    blocks = [block for block in over(tree, line, *BLOCKS) if not block.lineno <= beyond <= block.end_lineno]
+    return next(iter(blocks), statement(tree, line))
 
 
-def _assigned(block: ast.stmt | None) -> set[str]:
+def _assigned(block: ast.stmt) -> set[str]:
     """The names that a block gives a value, adds to or appends to."""
-    names: set[str] = set()
-    for node in ast.walk(block) if block is not None else ():
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("append", "extend", "update", "add_"):
-            names.add(getattr(node.func.value, "id", ""))  # type: ignore[attr-defined]
-    return names
+    stored = {n.id for n in ast.walk(block) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    filled = [c.func for c in calls_in(block) if getattr(c.func, "attr", "") in ("append", "extend", "update", "add_")]
+    return stored | {getattr(function.value, "id", "") for function in filled}  # type: ignore[attr-defined]

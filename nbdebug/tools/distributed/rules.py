@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import re
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from nbdebug.registry import rule
@@ -61,29 +62,39 @@ def first(lines: Sequence[Any] | None) -> Any:
     return lines[0] if lines else None
 
 
+def cause(
+    reference: str = DISTRIBUTED, **page: str
+) -> Callable[[Callable[[RanksFacts], Iterator[Finding]]], Callable[[RanksFacts], Finding | None]]:
+    """Declare a rule: what the function below yields first."""
+
+    def declare(search: Callable[[RanksFacts], Iterator[Finding]]) -> Callable[[RanksFacts], Finding | None]:
+        check = functools.wraps(search)(lambda facts: next(search(facts), None))
+        return rule(reference=reference, **page)(check)
+
+    return declare
+
+
 def errors(facts: RanksFacts) -> list[dict[str, Any]]:
     """The ranks' own errors, the earliest first; those that come from another rank's end are left out."""
     return sorted((e for e in facts.all("error") if not e.get("peer")), key=lambda e: e.get("t", 0))
 
 
-@rule(
+@cause(
     code="distributed/world-size-wrong",
     title="The group is made for another number of processes than was launched.",
     symptom="Nothing happens until the timeout, although each process is there; or each trains alone.",
     cause="`world_size` is a number of the machine that the program was written for, or a variable was overwritten.",
     confirm="Print `world_size` beside `os.environ['WORLD_SIZE']` before the group is made.",
     fix="Leave `rank` and `world_size` out: `init_process_group` reads what the launcher has set.",
-    reference=DISTRIBUTED,
 )
-def world_size_wrong(facts: RanksFacts) -> Finding | None:
+def world_size_wrong(facts: RanksFacts) -> Iterator[Finding]:
     for init in facts.all("init"):
         world, launched = init["world"], facts.launched
         if launched and world not in (-1, launched):
             line = _given_at(facts, init, "world_size" if init.get("by_argument") else "", "WORLD_SIZE")
             title = f"The group is made for {count(world, 'process', 'processes')}; {launched} were launched"
-            evidence = {"world size": world, "launched": launched}
-            return finding("world-size-wrong", title, at(facts, line), FROM_LAUNCHER, **evidence)
-    return None
+            where = at(facts, line)
+            yield finding("world-size-wrong", title, where, FROM_LAUNCHER, world_size=world, launched=launched)
 
 
 def _given_at(facts: RanksFacts, event: dict[str, Any], argument: str, *variables: str) -> Any:
@@ -109,7 +120,7 @@ def _speaks_of(name: str, parts: Iterable[ast.AST]) -> bool:
     return any(name == getattr(each, kind, None) for each in inner for kind in ("attr", "arg", "value"))
 
 
-@rule(
+@cause(
     code="distributed/env-incomplete",
     title="A process does not get the variables that a launcher sets.",
     symptom="`environment variable RANK expected, but not set`, a KeyError, or each process takes itself for rank 0.",
@@ -118,15 +129,13 @@ def _speaks_of(name: str, parts: Iterable[ast.AST]) -> bool:
     fix="Start with torchrun; pass `os.environ` on to what the script starts.",
     reference="https://docs.pytorch.org/docs/stable/elastic/run.html",
 )
-def env_incomplete(facts: RanksFacts) -> Finding | None:
-    missing, line = next(_unset(facts), ([], None))
-    if not missing:
-        return None
-    title = f"{listed(missing, 4, '')} {'is' if len(missing) == 1 else 'are'} not set where the group is made"
-    fix = Fix("Pass the launcher's environment on.", "subprocess.run(command, env={**os.environ, 'NAME': 'value'})")
-    if missing[0] not in VARIABLES:
-        fix = Fix("Read what torchrun sets, or start with that other launcher.", 'rank = int(os.environ["RANK"])')
-    return finding("env-incomplete", title, at(facts, line), fix, variables=tuple(missing))
+def env_incomplete(facts: RanksFacts) -> Iterator[Finding]:
+    for missing, line in _unset(facts):
+        title = f"{listed(missing, 4, '')} {'is' if len(missing) == 1 else 'are'} not set where the group is made"
+        fix = Fix("Pass the launcher's environment on.", "subprocess.run(command, env={**os.environ, 'NAME': 'value'})")
+        if missing[0] not in VARIABLES:
+            fix = Fix("Read what torchrun sets, or start with that other launcher.", 'rank = int(os.environ["RANK"])')
+        yield finding("env-incomplete", title, at(facts, line), fix, variables=tuple(missing))
 
 
 def _unset(facts: RanksFacts) -> Iterator[tuple[list[str], Any]]:
@@ -148,7 +157,7 @@ def _unset(facts: RanksFacts) -> Iterator[tuple[list[str], Any]]:
         yield from (([unset["name"]], first(unset["lines"])) for unset in facts.all("unset"))
 
 
-@rule(
+@cause(
     code="distributed/rendezvous-mismatch",
     title="The processes do not meet: they look for the group at other places, or two take the same rank.",
     symptom="`init_process_group` does not return on some ranks, or on all, until the timeout.",
@@ -158,18 +167,15 @@ def _unset(facts: RanksFacts) -> Iterator[tuple[list[str], Any]]:
     fix="Leave the arguments out: `init_process_group` reads what the launcher has set.",
     reference="https://docs.pytorch.org/docs/stable/elastic/run.html",
 )
-def rendezvous_mismatch(facts: RanksFacts) -> Finding | None:
+def rendezvous_mismatch(facts: RanksFacts) -> Iterator[Finding]:
     inits = {rank: log.events["init"][0] for rank, log in facts.ranks.items() if log.events.get("init")}
-    unmet = next(_unmet(facts, inits), None)
-    if unmet is None:
-        return None
-    rank, title, of_rank = unmet
-    init = inits[min(inits) if rank is None else rank]
-    argument, variable = ("rank" if init.get("rank_by_argument") else "", "RANK")
-    if not of_rank:
-        argument, variable = ("init_method" if "://" in init.get("address", "") else "", "MASTER_PORT")
-    where = at(facts, _given_at(facts, init, argument, variable), rank)
-    return finding("rendezvous-mismatch", title, where, FROM_LAUNCHER, timeout=LONGER)
+    for rank, title, of_rank in _unmet(facts, inits):
+        init = inits[min(inits) if rank is None else rank]
+        argument, variable = ("rank" if init.get("rank_by_argument") else "", "RANK")
+        if not of_rank:
+            argument, variable = ("init_method" if "://" in init.get("address", "") else "", "MASTER_PORT")
+        where = at(facts, _given_at(facts, init, argument, variable), rank)
+        yield finding("rendezvous-mismatch", title, where, FROM_LAUNCHER, timeout=LONGER)
 
 
 def _unmet(facts: RanksFacts, inits: dict[int, dict[str, Any]]) -> Iterator[tuple[int | None, str, bool]]:
@@ -191,7 +197,7 @@ def _unmet(facts: RanksFacts, inits: dict[int, dict[str, Any]]) -> Iterator[tupl
         yield None, f"No rank has come out of init_process_group for {UNMET} s: nobody answers at {places}", False
 
 
-@rule(
+@cause(
     code="distributed/port-in-use",
     title="The address that a group is made at is taken.",
     symptom="`EADDRINUSE`, `address already in use`, at once or when a second program starts.",
@@ -200,7 +206,7 @@ def _unmet(facts: RanksFacts, inits: dict[int, dict[str, Any]]) -> Iterator[tupl
     fix="`torchrun --standalone` takes a free port; so does port 0 of a socket.",
     reference="https://docs.pytorch.org/docs/stable/elastic/run.html",
 )
-def port_in_use(facts: RanksFacts) -> Finding | None:
+def port_in_use(facts: RanksFacts) -> Iterator[Finding]:
     for error in errors(facts):
         line, text = first(error["lines"]), error["text"]
         text += facts.output if "CalledProcessError" in error["type"] else ""
@@ -209,11 +215,10 @@ def port_in_use(facts: RanksFacts) -> Finding | None:
             part = part if part[1] != line[1] else _given_at(facts, error, "", "MASTER_PORT")
             fix = Fix("Let the launcher take a free port.", "torchrun --standalone --nproc-per-node=2 script.py")
             where, short = at(facts, part, error["rank"]), clip(error["text"], 160)
-            return finding("port-in-use", "The port is already in use", where, fix, error=short)
-    return None
+            yield finding("port-in-use", "The port is already in use", where, fix, error=short)
 
 
-@rule(
+@cause(
     code="distributed/unused-parameters",
     title="Parameters get no gradient, and DistributedDataParallel waits for it.",
     symptom="`Expected to have finished reduction in the prior iteration`, or the ranks stand still in backward.",
@@ -223,9 +228,9 @@ def port_in_use(facts: RanksFacts) -> Finding | None:
     fix="Use the part in the loss, or leave it out; else `find_unused_parameters=True`, at the price of a walk.",
     reference=DDP,
 )
-def unused_parameters(facts: RanksFacts) -> Finding | None:
+def unused_parameters(facts: RanksFacts) -> Iterator[Finding]:
     failed = [error for error in errors(facts) if UNFINISHED in error["text"]]
-    parted = paths.parting(facts)
+    parted = next(paths.partings(facts), None)
     without = [event for event in facts.all("nograd") if event["names"]]
     ranks = list(dict.fromkeys(event["rank"] for event in without))
     names: list[str] = next((event["names"] for event in (*failed, *without) if event.get("names")), [])
@@ -233,9 +238,9 @@ def unused_parameters(facts: RanksFacts) -> Finding | None:
         calls = [*(parted.calls.values() if parted else ()), *(log.last for log in facts.ranks.values())]
         in_backward = any(call is not None and call.op.startswith("backward of") for call in calls)
         if parted is None or not in_backward or len(ranks) == len(facts.ranks):
-            return None
+            return
     if not names:
-        return None
+        return
     alone = len(ranks) == 1 < len(facts.ranks) and len({error["rank"] for error in failed}) < len(facts.ranks)
     lone = ranks[0] if alone else None
     title = f"{count(len(names), 'parameter')} without a gradient: {listed(names)}"
@@ -243,7 +248,7 @@ def unused_parameters(facts: RanksFacts) -> Finding | None:
     use = Fix("Use the part in the forward, or take it out of the model.", f"# {names[0].rpartition('.')[0]}")
     search = "DistributedDataParallel(model, find_unused_parameters=True)"
     where, look = at(facts, _made_at(facts, names[0], alone), lone), Fix("Let the wrapper look for them.", search)
-    return finding("unused-parameters", title, where, use, look, parameters=tuple(names))
+    yield finding("unused-parameters", title, where, use, look, parameters=tuple(names))
 
 
 def _made_at(facts: RanksFacts, parameter: str, of_one: bool = False, late: bool = False) -> Any:
@@ -266,7 +271,7 @@ def _made_at(facts: RanksFacts, parameter: str, of_one: bool = False, late: bool
     return begin
 
 
-@rule(
+@cause(
     code="distributed/rank-nonfinite",
     title="The loss of one rank is not finite; its gradients spoil all.",
     symptom="One rank shows a finite loss, and from the next step on all show nan.",
@@ -275,7 +280,7 @@ def _made_at(facts: RanksFacts, parameter: str, of_one: bool = False, late: bool
     fix="Mend the rank's data or the op that made the value (`nan_trace` on that rank's batch names it).",
     reference=DDP,
 )
-def rank_nonfinite(facts: RanksFacts) -> Finding | None:
+def rank_nonfinite(facts: RanksFacts) -> Iterator[Finding]:
     losses, failed = facts.all("loss"), [error for error in errors(facts) if error.get("nonfinite")]
     bad = min((e for e in losses if e["bad"]), key=lambda e: (e["id"], e["rank"]), default=None)
     if bad is not None and not all(e["bad"] for e in losses if e["id"] == bad["id"] and e is not bad):
@@ -284,49 +289,45 @@ def rank_nonfinite(facts: RanksFacts) -> Finding | None:
         bad = failed[0]
         value, step, line = listed(bad["nonfinite"]), bad.get("step"), bad.get("blamed") or first(bad["lines"])
     else:
-        return None
+        return
     rank = bad["rank"]
     title = f"The loss of rank {rank} is {value} at step {step}, and finite on the others"
     where = at(facts, line, rank, step)
     diverged = weights_diverged(facts)
     if diverged is not None and (diverged.where.step or 0) < (step or 0):
-        return dataclasses.replace(diverged, chain=(Link(title, where),))  # what came of it
-    trace = next((e["finding"] for e in facts.all("trace") if (e["rank"], e["id"]) == (rank, step)), None)
-    if trace is None:
-        code = f"if rank == {rank}:\n    print(nbdebug.nan_trace(step, model=model))"
-        return finding("rank-nonfinite", title, where, Fix("Look for the op on that rank.", code), loss=value)
-    link = Link(f"nan_trace, on rank {rank}: {trace['title']}", at(facts, trace["line"], rank))
-    return finding("rank-nonfinite", title, where, chain=[link], loss=value, cause=trace["code"], op=trace["op"])
+        yield dataclasses.replace(diverged, chain=(Link(title, where),))  # what came of it
+    for trace in [e["finding"] for e in facts.all("trace") if (e["rank"], e["id"]) == (rank, step) and e["finding"]]:
+        link = Link(f"nan_trace, on rank {rank}: {trace['title']}", at(facts, trace["line"], rank))
+        yield finding("rank-nonfinite", title, where, chain=[link], loss=value, cause=trace["code"], op=trace["op"])
+    code = f"if rank == {rank}:\n    print(nbdebug.nan_trace(step, model=model))"
+    yield finding("rank-nonfinite", title, where, Fix("Look for the op on that rank.", code), loss=value)
 
 
-@rule(
+@cause(
     code="distributed/rank-raised",
     title="One rank has failed with an error of its own; the others wait for it.",
     symptom="A timeout, or `Connection closed by peer`, on all ranks but one.",
     cause="The other ranks are in a collective that the failed rank never reaches. What they print is no cause.",
     confirm="The first error by time, of all ranks' output.",
     fix="Mend that error. Where it can happen, let all ranks hear of it (an all_reduce of a flag).",
-    reference=DISTRIBUTED,
 )
-def rank_raised(facts: RanksFacts) -> Finding | None:
+def rank_raised(facts: RanksFacts) -> Iterator[Finding]:
     failed = [error for error in errors(facts) if UNFINISHED not in error["text"]]
-    if not failed and (raised := facts.all("raised")) and (parted := paths.parting(facts)) is not None:
+    for parted in paths.partings(facts) if facts.all("raised") and not failed else ():
         orders = {rank: call.order for rank, call in parted.calls.items() if call is not None}
-        failed = [e for e in raised if orders.get(e["rank"]) == e["order"]]  # a call in `except` or `finally`
-    if not failed:
-        return None
-    error, rank = failed[0], failed[0]["rank"]
-    text = f"{error['type']}: {clip(error['text'].split(chr(10))[0], 160)}"
-    who, fixes = f"Rank {rank}", [Fix("Ask what the error is about.", "nbdebug.explain(error)  # or %explain")]
-    if len(errors(facts)) == len(facts.ranks) > 1:
-        who, rank = "Every rank", None
-        alone = "All ranks have it: look first whether one process by itself has it, too."
-        fixes.append(Fix(alone, "python -m nbdebug ranks --nproc 1 script.py"))
-    where = at(facts, first(error["lines"]), rank, error.get("step"))
-    return finding("rank-raised", f"{who} has failed: {text}", where, *fixes, error=text)
+        failed = [e for e in facts.all("raised") if orders.get(e["rank"]) == e["order"]]  # in `except` or `finally`
+    for error in failed:
+        rank, text = error["rank"], f"{error['type']}: {clip(error['text'].split(chr(10))[0], 160)}"
+        who, fixes = f"Rank {rank}", [Fix("Ask what the error is about.", "nbdebug.explain(error)  # or %explain")]
+        if len(errors(facts)) == len(facts.ranks) > 1:
+            who, rank = "Every rank", None
+            alone = "All ranks have it: look first whether one process by itself has it, too."
+            fixes.append(Fix(alone, "python -m nbdebug ranks --nproc 1 script.py"))
+        where = at(facts, first(error["lines"]), rank, error.get("step"))
+        yield finding("rank-raised", f"{who} has failed: {text}", where, *fixes, error=text)
 
 
-@rule(
+@cause(
     code="distributed/uneven-steps",
     title="One rank has fewer batches than another.",
     symptom="The last step of an epoch never returns on one rank; the other has left the loop.",
@@ -335,46 +336,40 @@ def rank_raised(facts: RanksFacts) -> Finding | None:
     fix="Share out evenly (DistributedSampler, drop_last), or train within `with model.join():`.",
     reference="https://docs.pytorch.org/tutorials/advanced/generic_join.html",
 )
-def uneven_steps(facts: RanksFacts) -> Finding | None:
-    parted = paths.parting(facts)
-    left = None if parted is None else paths.departure(facts, parted)
-    if parted is None or left is None or left.place is None:
-        return None
-    by_hand = "except StopIteration" in facts.text(left.place.head)
-    if left.place.kind == "arm" and not by_hand:
-        return None
-    loops = [place for place in facts.places.values() if place.kind == "loop" and place.holds(left.place.head)]
-    loop = min(loops, key=lambda place: place.last - place.first, default=left.place) if by_hand else left.place
-    number, steps = loop.number, {}
-    for rank, log in facts.ranks.items():  # as the rank has counted at its end, else as its marks show
-        counts = (log.one("loops") or {}).get("loops", {})
-        counted = 0 if log.turns[-number] else int(counts.get(str(number), counts.get(number, 0)))
-        steps[rank] = max(log.turns[number], counted) - (by_hand and rank == left.rank)
-    stacks = [call.lines for call in parted.calls.values() if call is not None]
-    inside = [stack for stack in stacks if any(map(loop.holds, stack))]
-    line = paths.iterable_line(facts, left.place, first(inside) or ())
-    numbers = ", ".join(f"rank {rank} has {n}" for rank, n in steps.items())
-    title, where = f"The ranks have unlike numbers of batches: {numbers}", at(facts, line, left.rank)
-    same = Fix("Give each rank the same number.", "DistributedSampler(rows, drop_last=True)")
-    join = Fix("Or let those that have run out answer for the others.", JOIN)
-    return finding("uneven-steps", title, where, same, join, chain=waits(facts, parted), steps=steps, timeout=LONGER)
+def uneven_steps(facts: RanksFacts) -> Iterator[Finding]:
+    for parted, left in paths.departures(facts):
+        by_hand = left.place is not None and "except StopIteration" in facts.text(left.place.head)
+        if left.place is None or left.place.kind == "arm" and not by_hand:
+            continue
+        loops = [place for place in facts.places.values() if place.kind == "loop" and place.holds(left.place.head)]
+        loop = min(loops, key=lambda place: place.last - place.first, default=left.place) if by_hand else left.place
+        number, steps = loop.number, {}
+        for rank, log in facts.ranks.items():  # as the rank has counted at its end, else as its marks show
+            counts = (log.one("loops") or {}).get("loops", {})
+            counted = 0 if log.turns[-number] else int(counts.get(str(number), counts.get(number, 0)))
+            steps[rank] = max(log.turns[number], counted) - (by_hand and rank == left.rank)
+        stacks = [call.lines for call in parted.calls.values() if call and any(map(loop.holds, call.lines))]
+        where = at(facts, paths.iterable_line(facts, left.place, first(stacks) or ()), left.rank)
+        numbers = ", ".join(f"rank {rank} has {n}" for rank, n in steps.items())
+        title, chain = f"The ranks have unlike numbers of batches: {numbers}", waits(facts, parted)
+        same = Fix("Give each rank the same number.", "DistributedSampler(rows, drop_last=True)")
+        join = Fix("Or let those that have run out answer for the others.", JOIN)
+        yield finding("uneven-steps", title, where, same, join, chain=chain, steps=steps, timeout=LONGER)
 
 
 def waits(facts: RanksFacts, parted: paths.Parting) -> list[Link]:
     """What each rank does at the parting."""
-    several = len({call.group for call in parted.calls.values() if call}) > 1
-    chain = []
+    several, chain = len({call.group for call in parted.calls.values() if call}) > 1, []
     for rank, call in parted.calls.items():
         state = "is still elsewhere" if rank in paths.missing(facts, parted) else "has left"
         what = f"rank {rank} {state} after {count(parted.n, 'call')}"
         if call is not None:
-            group = f" in group {call.group}" if several else ""
-            what = f"rank {rank} calls {call}{group}, its number {call.n + 1}"
+            what = f"rank {rank} calls {call}{f' in group {call.group}' * several}, its number {call.n + 1}"
         chain.append(Link(what, at(facts, first(call.lines) if call is not None else None, rank)))
     return chain
 
 
-@rule(
+@cause(
     code="distributed/collective-mismatch",
     title="The ranks do not make the same calls.",
     symptom="The program stands still until the timeout, or ends in an error about sizes or a closed connection.",
@@ -382,37 +377,32 @@ def waits(facts: RanksFacts, parted: paths.Parting) -> list[Link]:
     "in training mode), has skipped one, or calls it with another shape or type.",
     confirm="The calls of each rank in order, as this report lists them.",
     fix="Make the call on all ranks, outside of the branch; on one rank alone use the bare model (`model.module`).",
-    reference=DISTRIBUTED,
 )
-def collective_mismatch(facts: RanksFacts) -> Finding | None:
-    parted = paths.parting(facts)
-    if parted is None:
-        return None
-    left, chain = paths.departure(facts, parted), waits(facts, parted)
-    who = "The ranks part" if left.rank is None else f"Rank {left.rank} leaves the common path"
-    if left.rank is not None and left.rank in paths.missing(facts, parted):
-        who = f"Rank {left.rank} does not come, in {percent(paths.PATIENCE)} of the timeout,"
-    same = "value = validate()  # on all ranks\nif rank == 0:\n    print(value)"
-    fix = Fix("Make the same calls on all ranks.", same)
-    if left.place is not None and paths.jumps(facts, left.place):
-        who = f"Rank {left.rank} takes a branch that leaves out calls of the others"
-        fix = DECIDE
-    each = "; ".join(re.sub(",? (its number|after) .*", "", link.what).replace("left", "ended") for link in chain)
-    where = at(facts, left.line, left.rank)
-    title = f"{who} at call {parted.n + 1}: {each}"
-    return finding("collective-mismatch", title, where, fix, chain=chain, timeout=LONGER)
+def collective_mismatch(facts: RanksFacts) -> Iterator[Finding]:
+    for parted, left in paths.departures(facts):
+        who, chain = f"Rank {left.rank} leaves the common path", waits(facts, parted)
+        same = "value = validate()  # on all ranks\nif rank == 0:\n    print(value)"
+        fix = Fix("Make the same calls on all ranks.", same)
+        if left.rank is None:
+            who = "The ranks part"
+        elif left.rank in paths.missing(facts, parted):
+            who = f"Rank {left.rank} does not come, in {percent(paths.PATIENCE)} of the timeout,"
+        elif left.place is not None and paths.jumps(facts, left.place):
+            who, fix = f"Rank {left.rank} takes a branch that leaves out calls of the others", DECIDE
+        each = "; ".join(re.sub(",? (its number|after) .*", "", link.what).replace("left", "ended") for link in chain)
+        title, where = f"{who} at call {parted.n + 1}: {each}", at(facts, left.line, left.rank)
+        yield finding("collective-mismatch", title, where, fix, chain=chain, timeout=LONGER)
 
 
-@rule(
+@cause(
     code="distributed/message-missing",
     title="A rank waits for a message that no rank sends, or for its own to be received.",
     symptom="A pipeline stands still in `recv`, in `send`, or in the `wait()` of an `irecv`, until the timeout.",
     cause="The other rank has sent fewer messages than this one receives, or both send, or receive, first.",
     confirm="Count the sends and receives of both, for each tag.",
     fix="Make one send for each receive, in an order in which one side sends while the other receives.",
-    reference=DISTRIBUTED,
 )
-def message_missing(facts: RanksFacts) -> Finding | None:
+def message_missing(facts: RanksFacts) -> Iterator[Finding]:
     stuck = paths.blocked(facts)
     for rank, log in facts.ranks.items():
         wanted, other = log.message, facts.ranks.get(log.message["peer"]) if log.message else None
@@ -431,8 +421,7 @@ def message_missing(facts: RanksFacts) -> Finding | None:
         fix = Fix("One send for each receive; of two ranks one receives first.", f"{call}  # on rank {other.rank}")
         events = ((rank, wanted), (other.rank, back if both else None))
         chain = [Link(f"rank {r} {e['way']}s", at(facts, first(e["lines"]), r)) for r, e in events if e]
-        return finding("message-missing", title, chain[0].where, fix, chain=chain, timeout=LONGER)
-    return None
+        yield finding("message-missing", title, chain[0].where, fix, chain=chain, timeout=LONGER)
 
 
 def rank_killed(facts: RanksFacts) -> Finding | None:
@@ -458,7 +447,7 @@ def rank_killed(facts: RanksFacts) -> Finding | None:
 # -- silent faults ----------------------------------------------------------------------------------------------------
 
 
-@rule(
+@cause(
     code="distributed/weights-diverged",
     title="The ranks hold different weights.",
     symptom="No error. The result is worse the more processes there are; the saved model is that of one rank.",
@@ -468,17 +457,14 @@ def rank_killed(facts: RanksFacts) -> Finding | None:
     fix="Broadcast the weights at the start; call the wrapper itself; wrap after the model is whole.",
     reference=DDP,
 )
-def weights_diverged(facts: RanksFacts) -> Finding | None:
+def weights_diverged(facts: RanksFacts) -> Iterator[Finding]:
     for one, other in sorted(facts.pairs("weights"), key=lambda pair: (pair[0]["step"], pair[0]["when"] != "before")):
         theirs = other["values"]
-        apart = [n for n, value in one["values"].items() if n in theirs and not _alike(value, theirs[n])]
-        if not apart:
-            continue
-        reason, line, rank, fix = _reason(facts, one, other, apart)
-        title = f"The ranks' weights differ from step {one['step']} on ({count(len(apart), 'parameter')}): {reason}"
-        where = at(facts, line, rank, one["step"])
-        return finding("weights-diverged", title, where, fix, parameters=tuple(apart), reason=reason)
-    return None
+        if apart := [n for n, value in one["values"].items() if n in theirs and not _alike(value, theirs[n])]:
+            reason, line, rank, fix = _reason(facts, one, other, apart)
+            title = f"The ranks' weights differ from step {one['step']} on ({count(len(apart), 'parameter')}): {reason}"
+            where = at(facts, line, rank, one["step"])
+            yield finding("weights-diverged", title, where, fix, parameters=tuple(apart), reason=reason)
 
 
 def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -544,7 +530,7 @@ def _arm_of_one(
     return None
 
 
-@rule(
+@cause(
     code="distributed/shared-file",
     title="The ranks write different contents to one file.",
     symptom="After a resume all ranks go on from the same place, or the file can't be read now and then.",
@@ -553,17 +539,16 @@ def _arm_of_one(
     fix="Put the rank into the name of what differs; write what is the same on one rank, then a barrier.",
     reference="https://docs.pytorch.org/docs/stable/distributed.checkpoint.html",
 )
-def shared_file(facts: RanksFacts) -> Finding | None:
+def shared_file(facts: RanksFacts) -> Iterator[Finding]:
     for one, other in facts.pairs("file"):
         if one["digest"] != other["digest"] and one["lines"]:
             name = one["path"].rpartition("/")[2]
             title = f"Ranks {one['rank']} and {other['rank']} write different contents to {name}"
             fix = Fix("Put the rank into the name.", 'path = f"state-{rank}.pt"')
-            return finding("shared-file", title, at(facts, one["lines"][0]), fix, path=one["path"])
-    return None
+            yield finding("shared-file", title, at(facts, one["lines"][0]), fix, path=one["path"])
 
 
-@rule(
+@cause(
     code="distributed/missing-sampler",
     title="All ranks train on the same rows.",
     symptom="Twice the processes, the same time for an epoch, and the same curve as with one.",
@@ -573,7 +558,7 @@ def shared_file(facts: RanksFacts) -> Finding | None:
     fix="`DataLoader(rows, sampler=DistributedSampler(rows))`; a stream is split by rank and by worker.",
     reference="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler",
 )
-def missing_sampler(facts: RanksFacts) -> Finding | None:
+def missing_sampler(facts: RanksFacts) -> Iterator[Finding]:
     shares, sampled = [], True
     for one, other in facts.pairs("pass"):
         if not one["backwards"] or not other["backwards"] or min(len(one["rows"]), len(other["rows"])) < 2:
@@ -581,23 +566,22 @@ def missing_sampler(facts: RanksFacts) -> Finding | None:
         by = "rows" if one.get("data") == other.get("data") else "content"  # each rank may have a part of its own
         mine, theirs = set(map(str, one[by])), set(map(str, other[by]))
         if not mine or not theirs:
-            return None
+            return
         common = len(mine & theirs)
         shares.append((common / min(len(mine), len(theirs)), one))
         sampled &= by == "rows" and bool(one["sampler"]) and common > len(facts.ranks)
-    if not shares or min(share for share, _ in shares) <= (PADDED if sampled else OVERLAP):
-        return None
-    share, one = percent(shares[0][0]), shares[0][1]
-    title = f"The ranks train on the same rows: {share} of one rank's are another's too"
-    code = "sampler = DistributedSampler(rows)\nDataLoader(rows, batch_size=4, sampler=sampler)"
-    if sampled:
-        title += ", as their samplers do not share out one order"
-        code = "DistributedSampler(rows)  # rank and num_replicas of the group, one seed and epoch on all ranks"
-    where = at(facts, first(one["sampler"] if sampled else one["lines"]))
-    return finding("missing-sampler", title, where, Fix("Share the rows out.", code), rows_in_common=share)
+    if min((share for share, _ in shares), default=0.0) > (PADDED if sampled else OVERLAP):
+        share, one = percent(shares[0][0]), shares[0][1]
+        title = f"The ranks train on the same rows: {share} of one rank's are another's too"
+        code = "sampler = DistributedSampler(rows)\nDataLoader(rows, batch_size=4, sampler=sampler)"
+        if sampled:
+            title += ", as their samplers do not share out one order"
+            code = "DistributedSampler(rows)  # rank and num_replicas of the group, one seed and epoch on all ranks"
+        where = at(facts, first(one["sampler"] if sampled else one["lines"]))
+        yield finding("missing-sampler", title, where, Fix("Share the rows out.", code), rows_in_common=share)
 
 
-@rule(
+@cause(
     code="distributed/set-epoch-missing",
     title="Every epoch has the same order.",
     symptom="The curve has the same bumps in each epoch, although the sampler shuffles.",
@@ -606,7 +590,7 @@ def missing_sampler(facts: RanksFacts) -> Finding | None:
     fix="`sampler.set_epoch(epoch)` before each pass.",
     reference="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler",
 )
-def set_epoch_missing(facts: RanksFacts) -> Finding | None:
+def set_epoch_missing(facts: RanksFacts) -> Iterator[Finding]:
     for log in facts.ranks.values():
         passes: dict[str, list[dict[str, Any]]] = {}
         for one in log.events.get("pass", ()):
@@ -617,11 +601,10 @@ def set_epoch_missing(facts: RanksFacts) -> Finding | None:
                 line = first(own[0]["sampler"]) or first(own[0]["lines"])
                 title = f"{count(len(own), 'epoch')} went through the rows in one order, although the sampler shuffles"
                 fix = Fix("Tell the sampler the epoch.", "for epoch in range(epochs):\n    sampler.set_epoch(epoch)")
-                return finding("set-epoch-missing", title, at(facts, line), fix, epochs=len(own))
-    return None
+                yield finding("set-epoch-missing", title, at(facts, line), fix, epochs=len(own))
 
 
-@rule(
+@cause(
     code="distributed/no-sync-missing",
     title="Gradients are exchanged for each part of an accumulated batch.",
     symptom="Accumulation makes nothing faster, though the optimizer steps more rarely.",
@@ -630,7 +613,7 @@ def set_epoch_missing(facts: RanksFacts) -> Finding | None:
     fix="All parts but the last within `with model.no_sync():`, forward included.",
     reference=DDP,
 )
-def no_sync_missing(facts: RanksFacts) -> Finding | None:
+def no_sync_missing(facts: RanksFacts) -> Iterator[Finding]:
     for log in facts.ranks.values():
         steps = log.events.get("step", ())
         for place in {line for step in steps for line in step["synced"]}:
@@ -641,11 +624,10 @@ def no_sync_missing(facts: RanksFacts) -> Finding | None:
                 title = f"Gradients are reduced {max(often)} times a step, and once would do"
                 code = "with contextlib.nullcontext() if last else model.no_sync():\n    model(part).backward()"
                 fix, where = Fix("Reduce in the last part alone.", code), at(facts, (file, int(line), ""))
-                return finding("no-sync-missing", title, where, fix, reductions_a_step=max(often))
-    return None
+                yield finding("no-sync-missing", title, where, fix, reductions_a_step=max(often))
 
 
-@rule(
+@cause(
     code="distributed/reduced-twice",
     title="Gradients that the wrapper has averaged are reduced once more.",
     symptom="The rate seems to grow with the number of processes, or a step takes longer than it should.",
@@ -655,25 +637,23 @@ def no_sync_missing(facts: RanksFacts) -> Finding | None:
     fix="Take the reduction out, or train the bare model.",
     reference=DDP,
 )
-def reduced_twice(facts: RanksFacts) -> Finding | None:
+def reduced_twice(facts: RanksFacts) -> Iterator[Finding]:
     for event in facts.all("gradients"):
         if not event["late"]:
             title = "Gradients that DistributedDataParallel has averaged over the ranks are reduced again"
             fix = Fix("Leave it to the wrapper.", "loss.backward()  # averages over the ranks\noptimizer.step()")
-            return finding("reduced-twice", title, at(facts, first(event["lines"])), fix)
-    return None
+            yield finding("reduced-twice", title, at(facts, first(event["lines"])), fix)
 
 
-@rule(
+@cause(
     code="distributed/metric-not-reduced",
     title="A score is that of one rank's share of the rows.",
     symptom="The score jumps with the number of processes, and differs from that of one process on all rows.",
     cause="Each rank evaluates its own share, and one of them prints what it has seen.",
     confirm="Print the score on every rank.",
     fix="Sum what the score is made of over the ranks (hits and rows, not their ratio), then divide.",
-    reference=DISTRIBUTED,
 )
-def metric_not_reduced(facts: RanksFacts) -> Finding | None:
+def metric_not_reduced(facts: RanksFacts) -> Iterator[Finding]:
     for one, other in facts.pairs("score"):
         mine, theirs = set(one["digests"]), set(other["digests"])
         shown, common = one if one["prints"] else other, len(mine & theirs)
@@ -684,8 +664,7 @@ def metric_not_reduced(facts: RanksFacts) -> Finding | None:
             title = f"Rank {shown['rank']} shows a score of its own rows: no rank hears of the others'"
             code = "totals = torch.tensor([hits, rows])\ndist.all_reduce(totals)\nscore = totals[0] / totals[1]"
             fix = Fix("Add up over the ranks, then divide.", code)
-            return finding("metric-not-reduced", title, at(facts, line), fix, batches_in_common=common)
-    return None
+            yield finding("metric-not-reduced", title, at(facts, line), fix, batches_in_common=common)
 
 
 FATAL = (
