@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -188,8 +189,8 @@ def parsed(facts: RanksFacts, file: str) -> ast.Module:
 
 
 def over(tree: ast.AST, line: int, *kinds: type[ast.stmt]) -> list[Any]:
-    """The statements over a line, of these kinds, from the outside in. (`observe.sources` has such for files; it imports
-    torch.)"""
+    """The statements over a line, of these kinds, from the outside in. (`observe.sources` has the same for files; it
+    imports torch.)"""
     nodes: Any = [node for node in ast.walk(tree) if isinstance(node, kinds or ast.stmt)]
     own = [node for node in nodes if node.lineno <= line <= node.end_lineno]
     return sorted(own, key=lambda node: (node.lineno - node.end_lineno, node.col_offset))
@@ -320,6 +321,58 @@ def find(facts: RanksFacts, file: str, wanted: Any) -> Line | None:
     """The first node of a file for which `wanted` holds."""
     nodes = (node for node in ast.walk(parsed(facts, file)) if hasattr(node, "lineno") and wanted(node))
     return next(((file, node.lineno, "") for node in nodes), None)
+
+
+def left_out_at(facts: RanksFacts, log: RankLog, parts: Sequence[str]) -> Line | None:
+    """Where a rank's last step went past a part of the model, which has these attributes in its name: the branch that
+    went past its use more often than in any step before; else one without marks; else, where steps before have used it,
+    the use."""
+    ends = [call.at for own in log.calls.values() for call in own if call.op.startswith("backward of")]
+    begin = [event["at"] for event in log.events.get("wrapper", ())]
+    steps = [Counter(log.window(*pair)) for pair in itertools.pairwise(sorted([*begin, *ends]))]
+    numbers = {(place.file, place.kind, place.first): place.number for place in facts.places.values()}
+    found: list[tuple[int, Line]] = []
+    for file in facts.sources:
+        nodes = ast.walk(parsed(facts, file))
+        for scope in [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name != "__init__"]:
+            uses = _uses(scope, parts)
+            found += [(2, (file, use.lineno, "")) for use in uses if len(steps) > 1]
+            for node in [node for node in ast.walk(scope) if uses and isinstance(node, (ast.If, ast.IfExp))]:
+                arms: list[Any] = [arm if isinstance(arm, list) else [arm] for arm in (node.body, node.orelse)]
+                loops = over(scope, node.lineno, ast.For, ast.While)[-1:]
+                marks = [numbers.get((file, "arm", arm[0].lineno)) if arm else None for arm in arms]
+                turn = [numbers.get((file, "loop", loop.body[0].lineno)) for loop in loops]
+                if (past := _arm_past(node, arms, uses, loops)) is None:
+                    continue
+                own, other = marks[past], marks[1 - past]  # of an arm that is not written: the turns without the other
+                taken = [step[own] if own else (step[turn[0]] if turn else 1) - step[other] for step in steps]  # type: ignore
+                if own is other is None or taken and taken[-1] > max(taken[:-1], default=0):
+                    found.append((int(own is other is None), (file, node.lineno, "")))
+    return min(found, key=lambda each: each[0], default=(0, None))[1]
+
+
+def _uses(scope: ast.AST, parts: Sequence[str]) -> list[Any]:
+    """What a function reads of the attributes, and the calls of what it takes from them: `for layer in self.layers`."""
+    read = {n for n in ast.walk(scope) if isinstance(n, ast.Attribute) and n.attr in parts and type(n.ctx) is ast.Load}
+    takes = [n for n in ast.walk(scope) if isinstance(n, (ast.Assign, ast.For, ast.comprehension))]
+    given = [getattr(n, "targets", None) or [n.target] for n in takes if read & {*ast.walk(value_of(n))}]  # type: ignore
+    names = {name for targets in given for target in targets for name in names_in(target)}
+    calls = [call for call in calls_in(scope) if names & {*names_in(call.func)} or read & {*ast.walk(call.func)}]
+    return calls or [*read]
+
+
+def _arm_past(node: ast.If | ast.IfExp, arms: list[Any], uses: list[Any], loops: list[Any]) -> int | None:
+    """The number of the arm that goes past the uses: the other has one, or they come later and it leaves before."""
+    inside = [[part for each in arm for part in ast.walk(each)] for arm in arms]
+    used = [any(use in own for use in uses) for own in inside]
+    if used[0] != used[1]:
+        return used.index(False)
+    for number, own in enumerate(inside if not used[0] else ()):
+        leaves = [part for part in own if isinstance(part, (ast.Break, ast.Continue, ast.Return))]
+        begin = loops[0].lineno if any(isinstance(part, ast.Break) for part in leaves) and loops else node.end_lineno
+        if leaves and any(use.lineno > begin for use in uses):
+            return number
+    return None
 
 
 def score_line(facts: RanksFacts, stack: Sequence[Line], shown: Line) -> Line | None:

@@ -241,23 +241,37 @@ def unused_parameters(facts: RanksFacts) -> Iterator[Finding]:
             return
     if not names:
         return
-    alone = len(ranks) == 1 < len(facts.ranks) and len({error["rank"] for error in failed}) < len(facts.ranks)
-    lone = ranks[0] if alone else None
+    own = list(dict.fromkeys(error["rank"] for error in failed)) or ranks
+    waits = [(log.one("stack") or {}).get("stack", ()) for rank, log in facts.ranks.items() if rank not in own]
+    alone = {*ranks, *own} == {own[0]} and (ranks or any("_engine_run_backward" in str(stack) for stack in waits))
+    lone = own[0] if alone and len(facts.ranks) > 1 else None
     title = f"{count(len(names), 'parameter')} without a gradient: {listed(names)}"
-    title += f", on rank {lone} alone" if alone else ""
     use = Fix("Use the part in the forward, or take it out of the model.", f"# {names[0].rpartition('.')[0]}")
     search = "DistributedDataParallel(model, find_unused_parameters=True)"
-    where, look = at(facts, _made_at(facts, names[0], alone), lone), Fix("Let the wrapper look for them.", search)
-    yield finding("unused-parameters", title, where, use, look, parameters=tuple(names))
+    fixes = [use, Fix("Let the wrapper look for them.", search)]
+    line = paths.left_out_at(facts, facts.ranks[own[0]], _attributes(names[0]))
+    if line is not None:
+        title += ", which the last step has left out"
+        drop = Fix(
+            "Or call it in every step, and multiply what is left out by zero.", "x = x + keep * layer(x)  # 0 or 1"
+        )
+        fixes = [fixes[1], drop]
+    title += f", on rank {lone} alone" if lone is not None else ""
+    where = at(facts, line or _made_at(facts, names[0]), lone)
+    yield finding("unused-parameters", title, where, *fixes, parameters=tuple(names))
 
 
-def _made_at(facts: RanksFacts, parameter: str, of_one: bool = False, late: bool = False) -> Any:
-    """Where the module of a parameter is made: below the line of the wrapper, where it came `late`; or the branch that
-    speaks of it, where it concerns one rank alone. Else the line of the wrapper."""
-    begin = first([event["lines"][0] for event in facts.all("wrapper") if event["lines"]])
+def _attributes(parameter: str) -> list[str]:
+    """The attributes in the name of a parameter that lead to its module; the last where it is the model's own."""
     module = parameter.split(".")[:-1] or [parameter]
-    kinds = [(ast.If, ast.IfExp)] * of_one + [ast.Assign] + [ast.Call] * late  # `model.add_module("head", …)`
-    for part in [p for p in module if not p.isdigit()] or module:
+    return [part for part in module if not part.isdigit()] or module
+
+
+def _made_at(facts: RanksFacts, parameter: str, late: bool = False) -> Any:
+    """Where the module of a parameter is made: below the line of the wrapper, where it came `late`; else that line."""
+    begin = first([event["lines"][0] for event in facts.all("wrapper") if event["lines"]])
+    kinds: list[type[ast.AST]] = [ast.Assign] + [ast.Call] * late  # `model.add_module("head", …)`
+    for part in _attributes(parameter):
         for file in facts.sources:
             low = begin[1] if late and begin and begin[0] == file else 0
             for kind in kinds:
