@@ -109,6 +109,10 @@ class Replay:
     def gradients(self) -> dict[int, torch.Tensor]:
         return {n: leaf.grad for n, leaf in self.leaves.items() if leaf.grad is not None}
 
+    def value_of(self, ref: Ref) -> torch.Tensor | None:
+        """A tensor of the step as it is now; None where it is not there, or comes from outside and was not used yet."""
+        return self._tensor(ref) if ref.value in self._values else None
+
     def _op(self, entry: TapeEntry) -> None:
         if entry.unfit:
             if entry.op is None or entry.op.func is None or not is_distributed(entry.op.func):

@@ -206,7 +206,7 @@ class Tape:
     def references(self, leaves: list) -> tuple:
         """A `Ref` for each tensor among these; a tensor that the tape can't hold stays as it is. Tensors that the
         step's own code made are kept in `call_inputs`."""
-        refs = tuple([self._ref_or_itself(leaf) for leaf in leaves])
+        refs = tuple([self.reference(leaf) for leaf in leaves])
         self.call_inputs |= {
             ref: leaf.detach()
             for ref, leaf in zip(refs, leaves, strict=True)
@@ -214,7 +214,8 @@ class Tape:
         }
         return refs
 
-    def _ref_or_itself(self, leaf: Any) -> Any:
+    def reference(self, leaf: Any) -> Any:
+        """A `Ref` for a tensor; anything else, and a tensor that the tape can't hold, as it is."""
         try:
             return self._ref(leaf) if isinstance(leaf, torch.Tensor) else leaf
         except _Unsupported:
@@ -241,7 +242,7 @@ class Tape:
     def enter_gradients(self, leaves: list[torch.Tensor]) -> None:
         """Make the gradients of these leaves known, which a model's own backward has made."""
         for leaf in leaves:
-            if leaf.grad is not None and isinstance(ref := self._ref_or_itself(leaf), Ref):
+            if leaf.grad is not None and isinstance(ref := self.reference(leaf), Ref):
                 self._enter_gradient(leaf, ref.value)
 
     def _enter_gradient(self, leaf: torch.Tensor, number: int) -> None:

@@ -91,17 +91,18 @@ def locate(
 
     def search(spilled: bool) -> Report | str:
         try:
-            report = trace(on_cpu, spilled)
+            report = trace(False, spilled)
             if report == FINITE:  # perhaps it read memory that nobody had written, where something else lies now
                 trip.tape.unwritten_as_nan = True
-                report = trace(on_cpu, spilled)
+                report = trace(False, spilled)
         except NotEnoughMemory:
             raise
         except NotLocated:  # its ops can't be replayed, as where a backward is the user's own: the models' code can
+            if undo is not None:
+                undo()
             report = trace(True, spilled)
         return report
 
-    on_cpu = all(p.device.type == "cpu" for model in models.values() for p in model.parameters())
     report = _with_what_memory_there_is(search, backup)
     return report if isinstance(report, Report) else not_located(trip, question, subject, report)
 

@@ -33,10 +33,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.interrupts import uncollected
+from nbdebug.observe.locations import Site
 from nbdebug.observe.ops import Schema, schema_of
 from nbdebug.observe.recorder import Op, Recorder
 from nbdebug.observe.replay import Replay, storages_of
-from nbdebug.observe.tape import ExternalTensor
+from nbdebug.observe.tape import ExternalTensor, Ref
 from nbdebug.observe.tensors import (
     PARAMETER,
     TARGET,
@@ -55,7 +56,7 @@ from nbdebug.report import Where
 from nbdebug.text import clip
 from nbdebug.tools.nan.facts import Target
 from nbdebug.tools.nan.origins import EMPTIES, Overwritten
-from nbdebug.tools.nan.probe import Detection, Probe
+from nbdebug.tools.nan.probe import Detection, Probe, mark_input
 from nbdebug.tools.nan.reproducer import Reproduction
 from nbdebug.tools.nan.suspects import OpKeys, RecordingScan, Suspects, needs_graph, scan_replay
 from nbdebug.tools.nan.taint import ABSORBERS, COMPARES, TaintedStorage, TaintTracker, results_of
@@ -105,6 +106,7 @@ class ReplayTaintTracker(TaintTracker):
         if schema.view and not schema.writes:
             return
         if not self._bad and not self.storages:
+            self.note_determinant(op, schema, args, kwargs, out)
             return
         with torch.no_grad():
             if not self._bad:
@@ -448,10 +450,11 @@ class ReplayLocator:
         born_in_backward = detection.target.kind == "gradient" and not self.taint.exact
         self._born_at = suspects.born_at if born_in_backward else None
         self._there = False  # the derivative of that op has begun
+        self._given = collections.deque(probe.given)  # calls of a model that are still to come
 
     def run(self) -> Replay:
         """Replay the step, up to what went bad."""
-        replay = Replay(
+        self._replay = replay = Replay(
             self.probe.tape,
             on_outside=self._introduce,
             on_backward=self._backward,
@@ -480,6 +483,8 @@ class ReplayLocator:
     def _forward(self, op: Op, args: tuple, kwargs: dict) -> Any:
         schema, taint = schema_of(op.func), self.taint
         try:
+            while self._given and self._given[0][0] <= op.index:
+                self._give(*self._given.popleft()[1:])
             reach = self.recorder.record_operands(op, args, kwargs)
             overwritten = taint.before(op, schema, args, kwargs)
             if op.index == self._born_at:
@@ -498,6 +503,13 @@ class ReplayLocator:
             self.recorder.fault = fault
             raise
         return out
+
+    def _give(self, tensors: tuple, site: Site | None) -> None:
+        """A model is called with these: what of it is bad is its input."""
+        for ref in tensors if self.taint.storages else ():
+            values = self._replay.value_of(ref) if isinstance(ref, Ref) else None
+            if values is not None and (values := dense(values)) is not None:
+                mark_input(self.recorder, self.taint, values, site)
 
     def _backward(self, roots: list[torch.Tensor], done: bool) -> None:
         if done:

@@ -249,6 +249,9 @@ class Probe:
         self.optimizer_watch = OptimizerWatch(self._optimizer_begins, self._optimizer_done, here)
         self.batches = BatchHook(self._loading)
         self.inputs = list[tuple[int, Any]]()  # of each call of a model: (the next op, its inputs)
+        self.given = list[
+            tuple[int, tuple, Site | None]
+        ]()  # the same for replays: the tensors as the tape refers to them
         self.latest_batch = True  # whether the step ran on the batch that was read last
         self.history, self.step = RunHistory(), 0
         self.without_optimizer = False  # the step is run again without its optimizer, which was called
@@ -301,6 +304,7 @@ class Probe:
         self.detections.step = self.step
         self.backward_runs = self.engine_runs = 0
         self.inputs.clear()
+        self.given.clear()
         self.unscaled = self.stepped = False
         self._updating: torch.optim.Optimizer | None = None  # it has begun to step
         self._backward_place: StackLines | None = None
@@ -432,6 +436,9 @@ class Probe:
             if can_be_nonfinite(values):
                 self.history.note_input(values)
             mark_input(self.recorder, self.taint, tensor, site)
+        if not self.live:
+            given = tuple([self.tape.reference(t) for t in tensors_in((args, kwargs)) if physical(t) is t])
+            self.given.append((self.recorder.count, given, site))
         if self.batches.log is not None:
             from nbdebug.observe.items import fingerprint  # here: only a step that reads a loader has items
 

@@ -133,10 +133,7 @@ class TaintTracker:
     ) -> None:
         if schema.view and not schema.writes:
             return
-        if schema.base == "linalg_slogdet":
-            self.determinant = BadResult(op, schema, args, kwargs, overwritten, out[0])
-        elif schema.base not in ("eq", "scalar_tensor"):
-            self.determinant = None
+        self.note_determinant(op, schema, args, kwargs, out)
         operands = self._operand_masks(args, kwargs, overwritten) if self.storages else {}
         if operands:
             self._note_use(op, schema, args, operands)
@@ -159,6 +156,12 @@ class TaintTracker:
             self.last_bad = made
             self.modules.add(op.module)
         self._note_absorbed(op, schema, operands, made)
+
+    def note_determinant(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any) -> None:
+        if schema.base == "linalg_slogdet":
+            self.determinant = BadResult(op, schema, args, kwargs, {}, out[0])
+        elif schema.base not in ("eq", "scalar_tensor"):
+            self.determinant = None
 
     def external(self, tensor: torch.Tensor, storage: StorageInfo) -> None:
         """A tensor from outside is seen for the first time: is it bad already?"""
