@@ -118,6 +118,11 @@ def figures(value: float, digits: int = 3) -> str:
     return head + (f"e{int(power)}" if mark else "")
 
 
+def duration(seconds: float) -> str:
+    """A time, as people write it: "12.3 ms", "4.5 s"."""
+    return f"{figures(1000 * seconds)} ms" if seconds < 1 else f"{figures(seconds)} s"
+
+
 def percent(share: float) -> str:
     """A share of one, as people write it: 0.006 is "0.6%", 0.4321 "43%", 0.99997 "99.997%", 1e-7 "under 0.001%"."""
     value = share * 100

@@ -4,7 +4,7 @@ torch iterates over its ordered dicts of step hooks while it calls them: an entr
 ends the user's `optimizer.step()` with a RuntimeError. So nbdebug has one entry in a dict, a slot, and mostly changes
 what this calls. The slot itself comes and goes where torch is not between two entries of its dict; else a hook on the
 other side of the update (before it, after it), whose dict is not iterated then, makes the change. `BatchHook` is told
-of the batches that data loaders give.
+of the batches that data loaders give; `Patches` puts functions in the place of others.
 
 `StepSummary` reduces each layer's output on its own device, and reads all numbers together at the end of the step, so
 that the step waits for the device once. The step ends before the update of the first optimizer that holds parameters
@@ -18,7 +18,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -182,6 +182,37 @@ def exchanged(owner: Any, name: str, new: Any) -> Callable[[], None]:
     own = vars(owner).get(name, nothing)
     setattr(owner, name, new)
     return lambda: delattr(owner, name) if own is nothing else setattr(owner, name, own)
+
+
+class Patches:
+    """Attributes of other people's that are exchanged, and put back in `undo`."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def set(self, owner: Any, name: str, new: Any) -> None:
+        self._undo.append(exchanged(owner, name, new))
+
+    def put(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """around: is called in place of a function, with that before its arguments."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        self.set(owner, name, called)
+
+    def put_loaded(self, functions: Iterable[tuple[str, str]], around: Callable[..., Any]) -> None:
+        """What nobody has imported is not called."""
+        for module, name in functions:
+            if hasattr(sys.modules.get(module), name):
+                self.put(sys.modules[module], name, around)
+
+    @uninterrupted
+    def undo(self) -> None:
+        while self._undo:
+            self._undo.pop()()
 
 
 class BatchHook:

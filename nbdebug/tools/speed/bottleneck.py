@@ -26,7 +26,7 @@ from nbdebug.observe.step_hooks import StepHook
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, needed, optimizers_of
 from nbdebug.report import Finding, Plot, Report, RuledOut, Symptom, Table, Where
 from nbdebug.robust_stats import rank_correlation
-from nbdebug.text import clip, count, figures, percent
+from nbdebug.text import clip, count, duration, figures, percent
 from nbdebug.tools.speed import cures
 from nbdebug.tools.speed.clock import DATA, Clock, Training, apart, branch_line, drive, until
 from nbdebug.tools.speed.rules import (
@@ -42,7 +42,6 @@ from nbdebug.tools.speed.rules import (
     SpeedFacts,
     WorkShare,
     middle_half,
-    milliseconds,
     name_cause,
     small_kernels,
 )
@@ -307,7 +306,7 @@ def headline(facts: SpeedFacts) -> str:
 def phases_table(facts: SpeedFacts) -> Table:
     """A step by its parts: median, spread (the middle half of the steps), share of all time."""
     rows = [
-        [name, milliseconds(median), f"{milliseconds(low)} to {milliseconds(high)}", percent(share)]
+        [name, duration(median), f"{duration(low)} to {duration(high)}", percent(share)]
         for name, median, low, high, share in parts(facts)
     ]
     columns = ("part", "median", "middle half of the steps", "of all time")
@@ -323,7 +322,7 @@ def parts(facts: SpeedFacts) -> list[tuple[str, float, float, float, float]]:
 def picture(facts: SpeedFacts, bottleneck: str) -> Plot:
     """bottleneck: of the finding, "" without one."""
     slow = {"loader": DATA, "transfer": "copy", "sync": "synchronisation"}.get(bottleneck, bottleneck)
-    title = f"A step takes {milliseconds(facts.seconds())}: {rate(facts)}"
+    title = f"A step takes {duration(facts.seconds())}: {rate(facts)}"
     return Plot("times", {"title": title, "parts": [list(row) for row in parts(facts)], "slow": slow})
 
 
@@ -448,7 +447,7 @@ class SpeedWatch:
     def sentence(self) -> str:
         recent = statistics.median(list(self.times)[-RECENT:])
         return (
-            f"Steps have become slower since step {self.slow_since:,}: {milliseconds(recent)} each, "
+            f"Steps have become slower since step {self.slow_since:,}: {duration(recent)} each, "
             f"{figures(self.ratio())} times the first ones."
         )
 
@@ -459,14 +458,14 @@ class SpeedWatch:
             return Report("%bottleneck --watch", headline="No step was seen yet.")
         middle, low, high = middle_half(times)
         slow = self.slow_since is not None
-        headline = f"{count(self.steps, 'step')}, {milliseconds(middle)} each: {figures(1 / middle)} steps a second."
+        headline = f"{count(self.steps, 'step')}, {duration(middle)} each: {figures(1 / middle)} steps a second."
         last = [["a step", middle, low, high, 1.0]]
         return Report(
             "%bottleneck --watch",
             headline=headline,
             symptoms=(Symptom(self.sentence(), "%bottleneck step() now, beside a fresh run."),) if slow else (),
             steps=self.steps,
-            plots=(Plot("times", {"title": f"A step takes {milliseconds(middle)}", "parts": last}),),
+            plots=(Plot("times", {"title": f"A step takes {duration(middle)}", "parts": last}),),
             facts={"times": times[-1000:]},
         )
 
@@ -501,7 +500,7 @@ def slower(now: Mapping[str, Any], earlier: Mapping[str, Any], limit: float) -> 
     old, new = ({n: statistics.median(s.get(n, 0.0) for s in one["steps"]) for n in names} for one in (earlier, now))
     most = max(names, key=lambda name: new[name] - old[name], default="")
     was, now_is = statistics.median(before), statistics.median(after)
-    change = f"{figures(now_is / was)} times the earlier step: {milliseconds(was)}, now {milliseconds(now_is)}"
+    change = f"{figures(now_is / was)} times the earlier step: {duration(was)}, now {duration(now_is)}"
     where = f"; most of it in {most}" if grown and most else ""
     return grown, f"{change} (limit {percent(limit)} longer){where}."
 

@@ -42,7 +42,7 @@ from nbdebug.interrupts import uninterrupted
 from nbdebug.observe.backward import EngineWatch, OptimizerWatch
 from nbdebug.observe.locations import Site, StackLines, locate, site_of, users_frames
 from nbdebug.observe.snapshot import StepState
-from nbdebug.observe.step_hooks import TrainingStopped, exchanged, stop_training
+from nbdebug.observe.step_hooks import Patches, TrainingStopped, stop_training
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.process import can_copy, in_copy
 from nbdebug.tools.speed.rules import FREE, StepTimes
@@ -78,37 +78,6 @@ LOOP_UPDATES = 3
 RECOMPILED = "torch._dynamo.convert_frame", "get_and_maybe_log_recompilation_reasons"
 ASIDE = (DATA, "saving")
 """What runs then is no part of the model's work."""
-
-
-class Patches:
-    """Attributes of other people's that are exchanged, and put back in `undo`."""
-
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
-
-    def set(self, owner: Any, name: str, new: Any) -> None:
-        self._undo.append(exchanged(owner, name, new))
-
-    def put(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """around: is called in place of a function, with that before its arguments."""
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs)
-
-        self.set(owner, name, called)
-
-    def put_loaded(self, functions: Iterable[tuple[str, str]], around: Callable[..., Any]) -> None:
-        """What nobody has imported is not called."""
-        for module, name in functions:
-            if hasattr(sys.modules.get(module), name):
-                self.put(sys.modules[module], name, around)
-
-    @uninterrupted
-    def undo(self) -> None:
-        while self._undo:
-            self._undo.pop()()
 
 
 class Clock:

@@ -15,8 +15,8 @@ import torch
 from nbdebug.observe.snapshot import modes_put_back, same_random_numbers
 from nbdebug.observe.validation import check_count
 from nbdebug.report import Finding, Fix, Report, RuledOut, Table, Where
-from nbdebug.text import count, figures, percent
-from nbdebug.tools.speed.rules import WORTH_MOVING, SpeedFacts, finding, milliseconds
+from nbdebug.text import count, duration, figures, percent
+from nbdebug.tools.speed.rules import WORTH_MOVING, SpeedFacts, finding
 
 GROWS = 1.5
 """The last tokens over the first: level ones stay under 1.2 on a busy machine."""
@@ -160,11 +160,9 @@ def _report(model: Any, ids: Any, mask: Any, ways: list[Writing], off: bool, wei
     plain = next(way for way in ways if way.name == "no cache")
     found = tuple(_findings(plain, ways, off, weights, name))
     grown, steps = f"{figures(first.growth, 2)} times", statistics.median(first.steps)
-    times = f"{milliseconds(first.prompt)} for the prompt, {milliseconds(steps)} for each further token"
+    times = f"{duration(first.prompt)} for the prompt, {duration(steps)} for each further token"
     level = f"grow to {grown}" if first.growth >= GROWS else "stay level"
-    rows = [
-        (w.name, milliseconds(w.prompt), *map(milliseconds, w.ends), figures(w.rate), _same(w, first)) for w in ways
-    ]
+    rows = [(w.name, duration(w.prompt), *map(duration, w.ends), figures(w.rate), _same(w, first)) for w in ways]
     columns = ("way", "prompt", "first tokens", "last tokens", "tokens a second", "same tokens")
     facts = {way.name: {"prompt": way.prompt, "steps": list(way.steps), "rate": way.rate} for way in ways}
     return Report(
@@ -192,7 +190,7 @@ def _findings(plain: Writing, ways: list[Writing], off: bool, weights: Any, name
     gain = plain.ends[1] / max(cached.ends[1], 1e-9) if cached is not None else 0.0
     if cached is not None and off and gain >= WORTH:
         same = _same(cached, plain)
-        after = {"a token": milliseconds(statistics.median(cached.steps)), "same tokens": same}
+        after = {"a token": duration(statistics.median(cached.steps)), "same tokens": same}
         fix = Fix("Turn the cache on.", "model.generate(**inputs, use_cache=True)", True, after)
         title = f"The cache is off: each token runs `{name}` over all earlier ones again"
         seen |= {"last_tokens_with_the_cache": f"{figures(gain, 2)} times as fast", "same_tokens": same}

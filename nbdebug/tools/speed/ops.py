@@ -17,18 +17,18 @@ import statistics
 import sys
 import time
 import timeit
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from nbdebug.observe.locations import ENGINE, OPTIMIZER, USER, Site, at_site, code_kind, site_of, users_frames
 from nbdebug.observe.ops import WatchMode
-from nbdebug.observe.sources import nodes_of
+from nbdebug.observe.sources import names_stored, nodes_of
 from nbdebug.observe.tensors import base_name, fingerprint, tensors_in
 from nbdebug.report import Where
 from nbdebug.tools.speed.clock import DRIVERS, Patches, users_lines
@@ -90,20 +90,17 @@ class OpWatch(WatchMode):
     def __init__(self, salted: bool) -> None:
         super().__init__()
         self.cut: int | None = None
-        self.first = 0
-        self.until = 0.0
+        self.first, self.step, self.until = 0, 0, 0.0
+        self.salted, self.paused, self.noting = salted, False, False
         self.trained: dict[int, Any] = {}
-        self.salted, self._gradients, self._in_backward = salted, set[int](), True
+        self._gradients, self._in_backward = set[int](), True
         self.ops: list[TimedOp] = []
-        self.step, self.paused, self.noting = 0, False, False
         self.sequences: list[Sequence] = []
         self.free_calls: collections.Counter[int] = collections.Counter()
         self.data_loops: set[Any] = set()
         self.attentions: list[tuple[Site | None, str]] = []
-        self._numbers: dict[int, tuple[Any, int, int]] = {}
-        self._after: dict[int, tuple[Any, dict[Any, int], frozenset[Any]]] = {}
+        self._batches, self._numbers, self._after = (WeakTensorKeyDictionary() for _ in range(3))
         self._done: set[int] = set()
-        self._salts: dict[int, Any] = {}
         self._loops: dict[Any, tuple[Any, int, FrameType]] = {}
         self._sync = torch.cuda.synchronize if torch.cuda.is_available() and torch.cuda.is_initialized() else None
         self._inside = False
@@ -123,7 +120,7 @@ class OpWatch(WatchMode):
 
     def batch(self, batch: Any) -> None:
         """The tensors of a batch are the step's own, whatever is in them."""
-        self._salts |= {id(tensor): weakref.ref(tensor) for tensor in tensors_in(batch)}
+        self._batches.update((tensor, None) for tensor in tensors_in(batch))
 
     def loading(self) -> None:
         """A loader is read: the loop around that is one over batches."""
@@ -133,11 +130,11 @@ class OpWatch(WatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         begin = time.perf_counter()
-        if self.paused or self.cut is not None or len(self.ops) > MOST_OPS or begin > self.until:
-            if not self.paused and self.cut is None:
-                self.cut = self.step
-            return func(*args, **kwargs)
+        if not self.paused and self.cut is None and (len(self.ops) > MOST_OPS or begin > self.until):
+            self.cut = self.step
         result = func(*args, **kwargs)
+        if self.paused or self.cut is not None:
+            return result
         if self._sync is not None:
             self._sync()
         took = time.perf_counter() - begin
@@ -150,15 +147,12 @@ class OpWatch(WatchMode):
         return result
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, took: float) -> None:
-        name = base_name(func)
-        frames, engine, optimizer = _stack(sys._getframe(1).f_back)  # a GPU's backward begins in a thread of its own
-        inputs = tensors_in((args, kwargs))
-        outputs = tensors_in(result)
-        backward = engine or torch._C._current_autograd_node() is not None
-        if self._in_backward and not backward:
+        name, inputs, outputs = base_name(func), tensors_in((args, kwargs)), tensors_in(result)
+        frames, phase = _stack(sys._getframe(1).f_back)
+        if phase != "backward" and self._in_backward:
             self._gradients = {id(p.grad) for p in self.trained.values() if p.grad is not None}
-        self._in_backward = backward
-        loops = () if backward or optimizer else self._loops_around(frames)
+        self._in_backward = phase == "backward"
+        loops = self._loops_around(frames) if phase == "forward" else ()
         known = self._number(func, name, args, kwargs, inputs, outputs)
         after = self._dependence(inputs, outputs, loops) if loops else frozenset()
         self.ops.append(
@@ -167,11 +161,11 @@ class OpWatch(WatchMode):
                 func=func,
                 seconds=took,
                 step=self.step,
-                phase="backward" if backward else "optimizer" if optimizer else "forward",
+                phase=phase,
                 lines=_sites(frames),
                 loops=loops,
                 after=after,
-                repeated=known and not backward and not optimizer and not after,  # a recurrence at rest repeats nothing
+                repeated=known and phase == "forward" and not after,  # a recurrence at rest repeats nothing
                 double=any(t.dtype in (torch.float64, torch.complex128) for t in outputs),
                 elements=max((t.numel() for t in outputs), default=0),
                 grad=torch.is_grad_enabled(),
@@ -187,14 +181,10 @@ class OpWatch(WatchMode):
         for frame in reversed(frames):
             for head, targets in _loops_at(frame.f_code, frame.f_lineno or 0):
                 key = (id(frame), *head)
-                now = tuple(frame.f_locals.get(name) for name in targets) if targets else (frame.f_lasti,)
-                before, count, _ = self._loops.get(key, (None, -1, frame))
-                if before is None:
-                    count = 0
-                elif targets:
-                    count += not all(a is b for a, b in zip(before, now))
-                else:
-                    count += now[0] < before[0]
+                now = tuple(map(frame.f_locals.get, targets)) or (frame.f_lasti,)
+                before, count, _ = self._loops.get(key, ((), -1, frame))
+                turned = any(a is not b for a, b in zip(before, now)) if targets else now < before
+                count += turned or not before
                 self._loops[key] = now, count, frame  # the frame is held: its id is not given to another one
                 around.append((key, count))
         return tuple(around)
@@ -203,12 +193,10 @@ class OpWatch(WatchMode):
         """The loops of which an input was made in an earlier iteration, or needs such a one."""
         now, after = dict(loops), set()
         for tensor in inputs:
-            ref, made, before = self._after.get(id(tensor), (None, {}, frozenset()))
-            if ref is not None and ref() is tensor:
-                after |= {key for key, count in made.items() if now.get(key, count) > count}
-                after |= before & now.keys()
+            made, before = self._after.get(tensor, ({}, frozenset()))
+            after |= {key for key, count in made.items() if now.get(key, count) > count} | before & now.keys()
         for tensor in outputs:
-            self._after[id(tensor)] = weakref.ref(tensor), now, frozenset(after)
+            self._after[tensor] = now, frozenset(after)
         return frozenset(after)
 
     def _is_own(self, tensor: Any) -> bool:
@@ -219,8 +207,7 @@ class OpWatch(WatchMode):
 
     def _number(self, func: Any, name: str, args: Any, kwargs: Any, inputs: list[Any], outputs: list[Any]) -> bool:
         """Whether this very value was computed before."""
-        random = torch.Tag.nondeterministic_seeded in func.tags or name.startswith(("empty", "new_empty", READ))
-        if random:
+        if torch.Tag.nondeterministic_seeded in func.tags or name.startswith(("empty", "new_empty", READ)):
             number = hash(("new", self.step, len(self.ops)))
         else:
             others = tuple(_plain(leaf) for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor))
@@ -228,24 +215,24 @@ class OpWatch(WatchMode):
         known = number in self._done and bool(outputs) and name not in VIEWS
         self._done.add(number)
         for place, tensor in enumerate(outputs):
-            self._numbers[id(tensor)] = weakref.ref(tensor), _version(tensor), hash((number, place))
+            self._numbers[tensor] = _version(tensor), hash((number, place))
         return known
 
     def _number_of(self, tensor: Any) -> int:
-        ref, version, number = self._numbers.get(id(tensor), (None, 0, 0))
-        if ref is not None and ref() is tensor and version == _version(tensor):
+        now = _version(tensor)
+        version, number = self._numbers.get(tensor, (None, 0))
+        if version == now:
             return number
-        salt = self._salts.get(id(tensor))
         if isinstance(tensor, torch.nn.Parameter) or tensor.numel() > LARGEST_LEAF or id(tensor) in self.trained:
-            number = hash(("leaf", id(tensor), _version(tensor)))
-        elif self.salted or (salt is not None and salt() is tensor):
-            number = hash(("batch", self.step, id(tensor), _version(tensor)))
+            number = hash(("leaf", id(tensor), now))
+        elif self.salted or tensor in self._batches:
+            number = hash(("batch", self.step, id(tensor), now))
         else:
             try:
                 number = hash(fingerprint(tensor))
             except Exception:  # of a tensor without plain values
                 number = hash(("leaf", id(tensor)))
-        self._numbers[id(tensor)] = weakref.ref(tensor), _version(tensor), number
+        self._numbers[tensor] = now, number
         return number
 
     # -- calls of models -----------------------------------------------------------------------------------------------
@@ -264,8 +251,7 @@ class OpWatch(WatchMode):
 
     def _read(self, original: Callable[..., Any], tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not (self.paused or self.noting):
-            frames, _, optimizer = _stack(sys._getframe(1))
-            phase, grad = "optimizer" if optimizer else "forward", torch.is_grad_enabled()
+            (frames, phase), grad = _stack(sys._getframe(1)), torch.is_grad_enabled()
             self.ops.append(TimedOp(READ, None, 0.0, self.step, phase, _sites(frames), elements=1, grad=grad))
         return original(tensor, *args, **kwargs)
 
@@ -310,17 +296,14 @@ class OpWatch(WatchMode):
         return [op for op in self.ops if op.step == step]
 
     def seconds(self) -> float:
-        return sum(op.seconds for op in self.last) or 1e-9
+        return _seconds(self.last)
 
     def reads(self) -> tuple[Reads, ...]:
         """The lines at which values are read, those with most first; torch's own reads are none."""
         steps = {op.step for op in self.ops if op.step} or {0}  # of a loop the first is what stands before an update
-        counts: collections.Counter[Site] = collections.Counter()
-        free: collections.Counter[Site] = collections.Counter()
-        for op in self.ops:
-            if op.name == READ and op.step in steps and op.phase != "optimizer" and op.line is not None:
-                counts[op.line] += 1
-                free[op.line] += not op.grad
+        reads = [op for op in self.ops if op.name == READ and op.step in steps and op.phase != "optimizer" and op.lines]
+        counts = collections.Counter(op.lines[-1] for op in reads)
+        free = collections.Counter(op.lines[-1] for op in reads if not op.grad)
         calls = sum(self.free_calls[step] for step in steps) / len(steps)
         return tuple(
             Reads(at_site(Where(), site), n / len(steps), free[site] / len(steps), calls)
@@ -328,7 +311,7 @@ class OpWatch(WatchMode):
         )
 
     def double(self) -> float:
-        return sum(op.seconds for op in self.last if op.double) / self.seconds()
+        return _seconds(op for op in self.last if op.double) / self.seconds()
 
     def repeated(self) -> WorkShare | None:
         """What was computed before, or is only copied: the outermost line that does hardly anything else."""
@@ -338,20 +321,17 @@ class OpWatch(WatchMode):
         return max(parts, key=lambda part: part.share, default=None)
 
     def _part(self, ops: list[TimedOp], what: str) -> WorkShare:
-        inside: dict[Site, float] = collections.defaultdict(float)
         whole: dict[Site, float] = collections.defaultdict(float)
-        chosen = {id(op) for op in ops}
-        for op in self.last:
-            for line in set(op.lines):
-                whole[line] += op.seconds
-                inside[line] += op.seconds * (id(op) in chosen)
-        total = sum(op.seconds for op in ops)
-        forward = sum(op.seconds for op in self.last if op.phase == "forward") or 1e-9
+        inside: dict[Site, float] = collections.defaultdict(float)
+        for seconds, some in ((whole, self.last), (inside, ops)):
+            for op in some:
+                for line in set(op.lines):
+                    seconds[line] += op.seconds
+        total, forward = _seconds(ops), _seconds(op for op in self.last if op.phase == "forward")
         deep = {site: depth for op in ops for depth, site in enumerate(op.lines)}
-        large = [s for s in inside if inside[s] >= 0.5 * total]
-        pure = {s: inside[s] / (whole[s] or 1e-9) for s in large}
+        pure = {s: inside[s] / (whole[s] or 1e-9) for s in inside if inside[s] >= 0.5 * total}
         best = max(pure.values(), default=0.0) - 0.005  # what a view or two take on a busy machine
-        site = min((s for s in large if pure[s] >= best), key=lambda s: deep[s], default=None)
+        site = min((s for s in pure if pure[s] >= best), key=lambda s: deep[s], default=None)
         return WorkShare(at_site(Where(phase="forward"), site), total / self.seconds(), what, total / forward)
 
     def growth(self) -> LongerInput | None:
@@ -368,37 +348,30 @@ class OpWatch(WatchMode):
     def loop(self) -> Loop | None:
         """The Python loop that makes most of the forward's ops, where its iterations are free of one another."""
         forward = [op for op in self.last if op.phase == "forward" and op.name not in VIEWS and op.name != READ]
-        if not forward:
-            return None
-        by_head: dict[Any, list[tuple[TimedOp, Any, int]]] = collections.defaultdict(list)
+        members: dict[Any, list[tuple[TimedOp, Any, int]]] = collections.defaultdict(list)
+        depth: dict[Any, int] = {}
         for op in forward:
-            for key, count in op.loops:
-                by_head[key[1:]].append((op, key, count))
-        depth = {key[1:]: place for op in forward for place, (key, _) in enumerate(op.loops)}
-        for head in sorted(by_head, key=lambda h: depth[h]):
-            found = self._free(head, by_head[head], forward)
-            if found is not None:
-                views = sum(op.name in VIEWS and any(key[1:] == head for key, _ in op.loops) for op in self.last)
-                return dataclasses.replace(found, gain=batched_gain([op for op, _, _ in by_head[head]], views))
-        return None
+            for place, (key, turn) in enumerate(op.loops):
+                depth[key[1:]] = place
+                members[key[1:]].append((op, key, turn))
+        loops = (self._free(head, members[head], forward) for head in sorted(members, key=depth.__getitem__))
+        return next((loop for loop in loops if loop is not None), None)
 
     def _free(self, head: Any, members: list[tuple[TimedOp, Any, int]], forward: list[TimedOp]) -> Loop | None:
-        turns: dict[Any, int] = {}
-        own: dict[Any, bool] = {}
-        for op, key, count in members:
-            turns[key] = max(turns.get(key, 0), count + 1)
-            own[key, count] = own.get((key, count), False) or op.own
-        elements = statistics.median(op.elements for op, _, _ in members)
-        free = sum(key not in op.after for op, key, _ in members) / len(members)
-        enough = max(turns.values()) >= ITERATIONS and len(members) >= LOOP_OPS and len(members) >= HALF * len(forward)
-        spent = sum(op.seconds for op, _, _ in members) / (sum(op.seconds for op in forward) or 1.0)
-        if head in self.data_loops or not enough or elements > SMALL or free < 0.6 or spent < QUARTER:
+        ops = [op for op, _, _ in members]
+        iterations, share = 1 + max(turn for _, _, turn in members), len(ops) / len(forward)
+        turns = {(key, turn) for _, key, turn in members}
+        own = {(key, turn) for op, key, turn in members if op.own}
+        elements = statistics.median(op.elements for op in ops)
+        free = sum(key not in op.after for op, key, _ in members) / len(ops)
+        spent = _seconds(ops) / _seconds(forward)
+        enough = iterations >= ITERATIONS and len(ops) >= LOOP_OPS and share >= HALF and spent >= QUARTER
+        weights = len(own) > 0.8 * len(turns)  # one by one
+        if head in self.data_loops or not enough or elements > SMALL or free < 0.6 or weights:
             return None
-        if sum(own.values()) > 0.8 * len(own):  # the weights one by one
-            return None
-        where = at_site(Where(phase="forward"), Site(head[0], head[1], ""))
-        share = len(members) / len(forward)
-        return Loop(where, max(turns.values()), len(members), share, 0.0, int(elements), spent)
+        views = sum(op.name in VIEWS and any(key[1:] == head for key, _ in op.loops) for op in self.last)
+        where, gain = at_site(Where(phase="forward"), Site(*head, "")), batched_gain(ops, views)
+        return Loop(where, iterations, len(ops), share, gain, int(elements), spent)
 
 
 @dataclasses.dataclass
@@ -424,21 +397,25 @@ class Sequence:
 # -- stacks and loops --------------------------------------------------------------------------------------------------
 
 
-def _stack(frame: FrameType | None) -> tuple[list[FrameType], bool, bool]:
-    """The user's frames, the innermost first; whether they end at autograd's engine; and whether an optimizer of
-    torch's runs inside of them."""
+def _seconds(ops: Iterable[TimedOp]) -> float:
+    return sum(op.seconds for op in ops) or 1e-9
+
+
+def _stack(frame: FrameType | None) -> tuple[list[FrameType], str]:
+    """The user's frames, the innermost first, up to autograd's engine; and the phase: whether they end there, or an
+    optimizer of torch's runs inside of them. A GPU's backward begins in a thread of its own."""
     frames: list[FrameType] = []
-    optimizer = False
+    phase = "forward" if torch._C._current_autograd_node() is None else "backward"
     while frame is not None and frame.f_code not in DRIVERS:
         kind = code_kind(frame.f_code)
+        if kind == ENGINE:
+            return frames, "backward"
         if kind == USER:
             frames.append(frame)
-        elif kind == ENGINE:
-            return frames, True, optimizer
-        elif kind == OPTIMIZER and not frames:
-            optimizer = True
+        elif kind == OPTIMIZER and not frames and phase == "forward":
+            phase = "optimizer"
         frame = frame.f_back
-    return frames, False, optimizer
+    return frames, phase
 
 
 def _sites(frames: list[FrameType]) -> tuple[Site, ...]:
@@ -460,14 +437,12 @@ def _loops_at(code: CodeType, line: int) -> tuple[tuple[tuple[str, int], tuple[s
     if code.co_name in ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"):
         targets = tuple(name for name in code.co_varnames if not name.startswith("."))
         return (((file, code.co_firstlineno), targets),)
-    loops = []
-    for node in nodes_of(file):
-        if not isinstance(node, (ast.For, ast.While, ast.AsyncFor)):
-            continue
-        if code.co_firstlineno <= node.lineno and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
-            target = ast.walk(node.target) if not isinstance(node, ast.While) else ()
-            loops.append(((file, node.lineno), tuple(n.id for n in target if isinstance(n, ast.Name))))
-    return tuple(sorted(loops))
+    loops = [node for node in nodes_of(file) if isinstance(node, (ast.For, ast.While, ast.AsyncFor))]
+    around = [
+        n for n in loops if code.co_firstlineno <= n.lineno and n.body[0].lineno <= line <= (n.body[-1].end_lineno or 0)
+    ]
+    targets = [() if isinstance(n, ast.While) else tuple(names_stored(n.target)) for n in around]
+    return tuple(sorted(((file, n.lineno), names) for n, names in zip(around, targets)))
 
 
 def attention_refused(args: Any, kwargs: Any) -> str:
@@ -497,10 +472,7 @@ def _plain(value: Any) -> Any:
 
 
 def _version(tensor: Any) -> int:
-    try:
-        return int(tensor._version)
-    except RuntimeError:  # an inference tensor has none
-        return 0
+    return 0 if tensor.is_inference() else int(tensor._version)
 
 
 def _kept(func: Any, name: str, args: Any, kwargs: Any, inputs: list[Any]) -> tuple[Any, ...]:
@@ -522,27 +494,23 @@ def batched_gain(ops: list[TimedOp], views: int, most: int = 64) -> float:
             shape = tuple((tuple(a.shape), a.dtype) if isinstance(a, torch.Tensor) else repr(a) for a in op.inputs)
             groups[op.func, op.line, shape].append(op.inputs)
     one, all_, tensor = 0.0, 0.0, torch.zeros(4, 4, device="cpu")
-    with torch.no_grad():
-        for (func, _, _), members in groups.items():
+    for (func, _, _), members in groups.items():
+        with torch.no_grad(), contextlib.suppress(Exception):  # what can't be batched is left out
             if len(members) >= ITERATIONS:
-                with contextlib.suppress(Exception):  # what can't be batched is left out
-                    times = _compare(func, members[:most])
-                    if times is not None:
-                        one, all_ = one + times[0] * len(members), all_ + times[1]
+                single, batched = _compare(func, members[:most])
+                one, all_ = one + single * len(members), all_ + batched
     view = timeit.timeit(lambda: tensor.select(0, 1), number=200) / 200
     return (one + views * view) / all_ if all_ else 0.0
 
 
-def _compare(func: Any, members: list[tuple[Any, ...]]) -> tuple[float, float] | None:
-    """Seconds of one call, and of a call for all members."""
+def _compare(func: Any, members: list[tuple[Any, ...]]) -> tuple[float, float]:
+    """Seconds of one call, and of a call for all members. Raises ValueError where no argument tells them apart."""
     stacked, dims = [], list[int | None]()
     for column in zip(*members):
         value = column[0]
         same = not isinstance(value, torch.Tensor) or all(c.data_ptr() == value.data_ptr() for c in column)
         stacked.append(value if same else torch.stack(column))
         dims.append(None if same else 0)
-    if 0 not in dims:
-        return None
     batched = torch.vmap(func, in_dims=tuple(dims))
     first = [value[:1] if dim == 0 else value for value, dim in zip(stacked, dims)]
     batched(*stacked)

@@ -15,7 +15,7 @@ from typing import Any
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Where
-from nbdebug.text import count, figures, percent
+from nbdebug.text import count, duration, figures, percent
 
 NOWHERE = Where()
 FREE = 4
@@ -233,10 +233,6 @@ WORTH_MOVING = 0.01
 """Seconds that a step computes on the CPU: to start the hundred kernels of a small model takes a GPU nearly as long."""
 
 
-def milliseconds(seconds: float) -> str:
-    return f"{figures(1000 * seconds)} ms" if seconds < 1 else f"{figures(seconds)} s"
-
-
 def middle_half(values: Sequence[float]) -> tuple[float, float, float]:
     """The median, and the ends of the middle half of the values; of fewer than four, of all."""
     low, _, high = statistics.quantiles(values, n=4) if len(values) > 3 else (min(values), 0.0, max(values))
@@ -248,7 +244,7 @@ def finding(
 ) -> Finding:
     """bottleneck: the part of the step that is slow. `_` in names of evidence is a space."""
     rows = {key.replace("_", " "): value for key, value in evidence.items() if value not in (None, "", ())}
-    step = {"a step": milliseconds(facts.seconds())} if facts.steps else {}
+    step = {"a step": duration(facts.seconds())} if facts.steps else {}
     return Finding(code, title, where, {"bottleneck": bottleneck, **rows, **step}, fixes)
 
 
@@ -308,7 +304,7 @@ def loader_bound(facts: SpeedFacts) -> Finding | None:
     proven = facts.gained(proof, 0.0) > least and share > 0.3
     if not (most or proven) or facts.gained(proof) < 1.2:
         return None
-    waits = f"A step waits {milliseconds(waiting)} of {milliseconds(whole)} for its batch"
+    waits = f"A step waits {duration(waiting)} of {duration(whole)} for its batch"
     title = f"{waits}: {percent(share)} of the time goes into loading"
     where, others = facts.places.get("waiting for data", NOWHERE), "Load in other processes while the step runs"
     fixes = [Fix("Do this work once, before training, or in one tensor op.", where.text or "# in the data set")]
@@ -410,7 +406,7 @@ def no_kv_cache(facts: SpeedFacts) -> Finding | None:
     fix = Fix(kept, "out, past = model(newest, past)")
     return finding(
         facts, "speed/no-kv-cache", "forward", title, seen.where, fix,
-        first_call=milliseconds(seen.first), last_call=milliseconds(seen.last),
+        first_call=duration(seen.first), last_call=duration(seen.last),
         positions_computed_again=percent(1 - 2 / (seen.calls + 1)),
     )  # fmt: skip
 

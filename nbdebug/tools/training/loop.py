@@ -32,7 +32,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch, graph_nodes
 from nbdebug.observe.locations import USER, kind_of
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.observe.step_hooks import StepHook, exchanged
+from nbdebug.observe.step_hooks import Patches, StepHook, exchanged
 from nbdebug.observe.tensors import read_scalars
 from nbdebug.tools.training.evaluate import (
     Copies,
@@ -279,20 +279,19 @@ class UpdateWatch:
         self._steps = OptimizerWatch(errors.wrap(ORDER, self._step_begins), errors.wrap(ORDER, self._stepped))
         self._unscales = errors.wrap(SCALER, self._unscale_begins)
         self._scales = errors.wrap(SCALER, self._scale_begins)
-        self._undo: list[Callable[[], None]] = []
+        self._patches = Patches()
 
     def attach(self) -> None:
         self._engine.attach()
         self._steps.attach()
         kind = torch.amp.GradScaler
         for name, note in (("unscale_", self._unscales), ("scale", self._scales)):
-            self._undo.append(exchanged(kind, name, preceded(getattr(kind, name), note)))
+            self._patches.set(kind, name, preceded(getattr(kind, name), note))
 
     def detach(self) -> None:
         self._engine.detach()
         self._steps.detach()
-        while self._undo:
-            self._undo.pop()()
+        self._patches.undo()
 
     def _backward_begins(self, call: Backward) -> None:
         if not call.accumulate:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from nbdebug.text import clip, figures, percent
+from nbdebug.text import clip, duration, percent
 from nbdebug.views.plots.marks import FAULT, INK, VALUES, WIDTH, Bar, Drawing, Mark, Text, line
 from nbdebug.views.wording import clean
 
@@ -64,10 +64,6 @@ class TimesPlot:
             ]
             y += ROW
         return Drawing(marks, y + 8)
-
-
-def duration(seconds: float) -> str:
-    return f"{figures(1000 * seconds)} ms" if seconds < 1 else f"{figures(seconds)} s"
 
 
 def read(data: Mapping[str, Any]) -> TimesPlot | None:
