@@ -281,7 +281,7 @@ import torch
 from nbdebug.tools.speed import cures
 products, switch = torch.backends.cuda.matmul, cures.Switch()
 products.fp32_precision = {own!r}
-cures.tf32(None, None, switch)
+cures.tf32(None, switch)
 for on in (True, False):
     switch.turn(on)
     assert products.fp32_precision == ("tf32" if on else {own!r}), (on, products.fp32_precision)

@@ -24,18 +24,17 @@ from nbdebug.interrupts import interruptible, uninterrupted
 from nbdebug.observe.locations import Site, at_site
 from nbdebug.observe.step_hooks import StepHook
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, needed, optimizers_of
-from nbdebug.report import Finding, Plot, Report, RuledOut, Symptom, Table, Where
+from nbdebug.report import Plot, Report, RuledOut, Symptom, Table, Where
 from nbdebug.robust_stats import rank_correlation
 from nbdebug.text import clip, count, duration, figures, percent
 from nbdebug.tools.speed import cures
-from nbdebug.tools.speed.clock import DATA, Clock, Training, apart, branch_line, drive, until
+from nbdebug.tools.speed.clock import Clock, Training, apart, branch_line, drive, until
 from nbdebug.tools.speed.rules import (
     BATCHED,
-    COPIES,
+    DATA,
     PHASES,
-    READS,
-    REPEATED,
     WAITING,
+    WAITS,
     Recompiles,
     Slower,
     SpeedCure,
@@ -43,7 +42,6 @@ from nbdebug.tools.speed.rules import (
     WorkShare,
     middle_half,
     name_cause,
-    small_kernels,
 )
 
 CALL = "bottleneck(step, model=, optimizer=)"
@@ -197,70 +195,34 @@ def _trend(facts: SpeedFacts, training: Training, ran: int) -> None:
 
 
 def _try(facts: SpeedFacts, training: Training) -> None:
-    """The cures that the facts call for, the one that decides first; of a training without a cause what is left."""
-    if facts.recompiles is not None and len(facts.recompiles.reasons) > 1:
+    """The experiments that decide, one for each cause that comes into question, until one is left; then what else there
+    is to try."""
+    facts.trying = True
+    while (cause := name_cause(facts)) is not None:
+        trial = cures.trial_of(cause.code, facts)
+        if trial is None or facts.cure(trial.name) is not None:
+            break
+        facts.cures.append(cures.try_cure(training, trial, facts))
+    facts.trying = False
+    if facts.share(DATA) > WAITS and facts.workers == 0:
+        facts.cures.append(cures.with_workers(training, 2, facts.seconds()))
+    cause = name_cause(facts)
+    if cause is None:
+        half = cures.SpeedTrial("autocast to bfloat16", cures.autocast, seconds=1.0)
+        cuda = [cures.SpeedTrial("TF32", cures.tf32, seconds=1.0)] if facts.device == "cuda" else []
+        trials = (half, *cuda, cures.twice_the_batch(facts)) if facts.backwards else ()
+        tried = [cures.try_cure(training, each, facts) for each in trials]
+        facts.cures += [cure for cure in tried if cure.measured is not None]
+    elif cause.code == "speed/compile-recompiles":
         slow, quick = ([step.total for step in facts.steps if step.compiled is kind] for kind in (True, False))
-        fast = cures.eager_steps(training)
+        fast = cures.median_step(training, 7, 1, lambda: torch.compiler.set_stance("force_eager"))
         predicted = statistics.median(slow) / statistics.median(quick) if slow and quick else None
         measured = statistics.median(slow) / fast if slow and fast else None
         facts.cures.append(SpeedCure("no torch.compile", predicted, measured))
-        return
-    chosen = _experiment(facts)
-    if chosen is not None:
-        facts.cures.append(cures.try_cure(training, chosen, facts))
-        if chosen.phase == DATA and facts.workers == 0:
-            facts.cures.append(cures.with_workers(training, 2, facts.seconds()))
-    elif facts.loop is not None and facts.loop.gain >= BATCHED:  # no change of ours: the loop is the user's text
-        saved = facts.loop.of_time * (1 - 1 / facts.loop.gain)
-        share = facts.share("forward") + facts.share("backward")
+    elif cause.code == "speed/small-kernels" and facts.loop is not None:  # no change of ours: it is the user's text
+        saved = facts.loop.of_time * (1 - 1 / facts.loop.gain) * (facts.share("forward") + facts.share("backward"))
         why = f"its ops alone: {figures(facts.loop.gain)} times as fast, measured"
-        facts.cures.append(SpeedCure("the loop as one op", 1 / (1 - saved * share), why_not=why))
-    elif facts.backwards:
-        _try_what_is_left(facts, training, name_cause(facts))
-
-
-def _try_what_is_left(facts: SpeedFacts, training: Training, cause: Finding | None) -> None:
-    """Lower precision, and more rows at once; the latter also where a GPU waits for its kernels to be started."""
-    if cause is None or cause.code == "speed/launch-bound":
-        half = cures.SpeedTrial("autocast to bfloat16", cures.autocast, seconds=1.0)
-        rows = min(2.0, 1 / facts.busy) if facts.busy else None  # kernels take twice the time, their launches the same
-        more = cures.SpeedTrial("twice the batch", cures.doubled, predicted=rows, rows=2.0, seconds=1.0)
-        cuda = [cures.SpeedTrial("TF32", cures.tf32, seconds=1.0)] if facts.device == "cuda" else []
-        trials = (half, *cuda, more) if cause is None else (more,)
-        tried = [cures.try_cure(training, each, facts) for each in trials]
-        facts.cures += [cure for cure in tried if cure.measured is not None]
-
-
-def _experiment(facts: SpeedFacts) -> cures.SpeedTrial | None:
-    """The experiment that decides."""
-    saving, validating, copying = (facts.share(phase) for phase in ("saving", "validating", "copy"))
-    if facts.share(DATA) > 0.3:
-        return cures.SpeedTrial("the same batch again", cures.same_batch, DATA)
-    if max(saving, validating) > 0.4:
-        if saving > validating:
-            return cures.SpeedTrial("no saving", cures.no_saving, "saving")
-        kept = facts.validations / facts.eval_batches if facts.eval_batches else 0.0
-        name = "one batch of validation" if kept else "no validation"
-        return cures.SpeedTrial(name, cures.no_validation, "validating", 1 - kept)
-    if facts.device != "cpu" and copying >= COPIES:
-        return cures.SpeedTrial("batches that are on the GPU", cures.no_copies, "copy")
-    if facts.growth is not None:
-        return None
-    if facts.repeated is not None and facts.repeated.share >= REPEATED:
-        return cures.SpeedTrial("equal results remembered", cures.memoised, "forward", facts.repeated.of_forward)
-    if facts.double is not None and facts.double.share > 0.4:
-        half = facts.double.share / 2 * (facts.busy or 1.0)
-        return cures.SpeedTrial("float32", cures.single_precision, predicted=1 / (1 - half))
-    return None if facts.device == "cpu" or small_kernels(facts) is not None else _experiment_on_gpu(facts)
-
-
-def _experiment_on_gpu(facts: SpeedFacts) -> cures.SpeedTrial | None:
-    if facts.reads and facts.reads[0].per_step >= READS:
-        return cures.SpeedTrial("reads dropped", cures.no_reads, predicted=1 / facts.busy if facts.busy else None)
-    if facts.attention is not None:
-        share = facts.attention.of_forward * (facts.share("forward") + facts.share("backward"))
-        return cures.SpeedTrial("fused attention", cures.fused_attention, predicted=1 / (1 - 0.9 * share))
-    return None
+        facts.cures.append(SpeedCure("the loop as one op", 1 / (1 - saved), why_not=why))
 
 
 def report_of(facts: SpeedFacts, question: str, subject: str, goal: float | None = None) -> Report:
@@ -350,9 +312,8 @@ def ruled_out(facts: SpeedFacts) -> Iterator[RuledOut]:
         return
     waiting = f"{percent(facts.share(DATA))} of the time is waiting (from {percent(WAITING)} on)"
     yield RuledOut("loader-bound", waiting)
-    if facts.repeated is not None:
+    if not facts.unchecked:
         yield RuledOut("redundant-work", f"{percent(facts.repeated.share)} of the work repeats an earlier one")
-    if facts.double is not None:
         yield RuledOut("wrong-dtype", f"{percent(facts.double.share)} of the work is in float64")
     reads = max((each.per_step for each in facts.reads), default=0.0)
     yield RuledOut("host-sync", f"{count(round(reads), 'read')} a step at one line")

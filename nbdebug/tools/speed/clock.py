@@ -45,7 +45,7 @@ from nbdebug.observe.snapshot import StepState
 from nbdebug.observe.step_hooks import Patches, TrainingStopped, stop_training
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.process import can_copy, in_copy
-from nbdebug.tools.speed.rules import FREE, StepTimes
+from nbdebug.tools.speed.rules import DATA, FREE, StepTimes
 
 LOOK = 0.005
 """Seconds between two looks at the user's code: 1.02 to 1.08 of a step; each millisecond would cost up to 1.3."""
@@ -70,7 +70,7 @@ COLLECTIVES = tuple(
     "all_to_all all_to_all_single gather scatter reduce".split()
 )
 MOVES, READS = ("to", "cuda", "pin_memory"), ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
-DATA, FORWARD, REST = "waiting for data", "forward", "rest"
+FORWARD, REST = "forward", "rest"
 SYNCED = 2
 """Steps with a wait at each border, after FREE ones."""
 LOOP_UPDATES = 3

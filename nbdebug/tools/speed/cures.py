@@ -18,6 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
@@ -32,14 +33,13 @@ from nbdebug.observe.modules import eager
 from nbdebug.observe.snapshot import accelerators_in_use
 from nbdebug.observe.sources import nodes_of
 from nbdebug.observe.sources import source as text_of
-from nbdebug.observe.step_hooks import stop_training
+from nbdebug.observe.step_hooks import Patches, stop_training
 from nbdebug.observe.tensors import fingerprint, tensors_in
 from nbdebug.report import Where
 from nbdebug.tools.speed.clock import (
     MOVES,
     READS,
     WRITERS,
-    Patches,
     Training,
     apart,
     drive,
@@ -49,7 +49,7 @@ from nbdebug.tools.speed.clock import (
     workers_without_modes,
 )
 from nbdebug.tools.speed.ops import OpWatch, attention_refused
-from nbdebug.tools.speed.rules import FREE, SpeedCure, SpeedFacts, WorkShare
+from nbdebug.tools.speed.rules import DATA, FREE, NOTHING, SpeedCure, SpeedFacts, WorkShare
 
 PAIRS, SECONDS = 20, 2.5
 """Of an experiment: steps with and without, at most; and the time after which three of each are enough."""
@@ -186,11 +186,11 @@ def _is_double(value: Any) -> bool:
     return isinstance(value, torch.nn.Module) and any(p.dtype == torch.float64 for p in value.parameters())
 
 
-def slow_attention(watch: OpWatch) -> WorkShare | None:
+def slow_attention(watch: OpWatch) -> WorkShare:
     """Attention that runs as plain products on a GPU, and why."""
     slow = [call for call in watch.attentions if call[1]]
     if not slow:
-        return None
+        return NOTHING
     site, why = slow[-1]
     forward = [op for op in watch.last if op.phase == "forward"]
     inside = sum(op.seconds for op in forward if op.line == site) / (sum(op.seconds for op in forward) or 1.0)
@@ -229,29 +229,56 @@ def kernels(training: Training, steps: int = 3) -> tuple[float, float]:
 # -- with and without --------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class Switch:
+class Switch(Patches):
     """on: whether the change is in place; used: how often it changed something; turns: how often it was turned on or
-    off; turned: called each time."""
+    off, which it is before each step; turned: called each time."""
 
-    on: bool = False
-    used: int = 0
-    turns: int = 0
-    turned: Callable[[bool], Any] = bool
+    def __init__(self) -> None:
+        super().__init__()
+        self.on, self.used, self.turns = False, 0, 0
+        self.turned: Callable[[bool], Any] = bool
 
     def turn(self, on: bool) -> None:
         self.on = on
         self.turns += 1
         self.turned(on)
 
+    def within(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
+        """The change is a context, made anew for each step."""
+        stack = contextlib.ExitStack()
+
+        def turned(on: bool) -> None:
+            stack.close()
+            if on:
+                stack.enter_context(make())
+
+        self.turned, self.used = turned, 1
+
+    def answering(self, key_of: Callable[..., Any]) -> Callable[..., Any]:
+        """For a function that answers what it answered before to an equal key of its arguments; it is asked again where
+        that is None."""
+        answers: dict[Any, Any] = {}
+
+        def answer(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+            key = key_of(original, *args, **kwargs) if self.on else None
+            if key is None:
+                return original(*args, **kwargs)
+            self.used += key in answers
+            if key not in answers:
+                answers[key] = original(*args, **kwargs)
+            return answers[key]
+
+        return answer
+
 
 @dataclasses.dataclass(frozen=True)
 class SpeedTrial:
     """An experiment: its name, what it changes, and the phase that it takes away, by which part. predicted: where no
-    phase tells how many times faster a step should be; rows: how many times more rows a step has with it."""
+    phase tells how many times faster a step should be; rows: how many times more rows a step has with it; seconds:
+    after which three steps of each kind are enough."""
 
     name: str
-    change: Callable[[Training, Patches, Switch], None]
+    change: Callable[[Training, Switch], None]
     phase: str = ""
     part: float = 1.0
     predicted: float | None = None
@@ -271,8 +298,7 @@ def try_cure(training: Training, what: SpeedTrial, facts: SpeedFacts) -> SpeedCu
 
 
 def _paired(training: Training, what: SpeedTrial, block: int) -> SpeedCure:
-    patches, switch = Patches(), Switch()
-    begun = time.monotonic()
+    switch, begun = Switch(), time.monotonic()
 
     def is_on(step: int) -> bool:
         return step == 1 or (step > 1 and (step - 2) // block % 4 in (1, 2))
@@ -287,13 +313,13 @@ def _paired(training: Training, what: SpeedTrial, block: int) -> SpeedCure:
     clock = training.clock(ended)
     clock.waits = lambda step: int((step - 2) % block == block - 1)
     try:
-        what.change(training, patches, switch)
+        what.change(training, switch)
         with clock:
             drive(training, clock, 2 * PAIRS + 2)
     finally:
         if switch.on:
             switch.turn(False)
-        patches.undo()
+        switch.undo()
     if not switch.used:
         raise LookupError("it changes nothing in these steps")
     rows = [(clock.steps[i : i + block], is_on(i)) for i in range(2, len(clock.steps) - block + 1, block)]
@@ -307,7 +333,7 @@ def _paired(training: Training, what: SpeedTrial, block: int) -> SpeedCure:
     return SpeedCure(what.name, predicted, what.rows * without / with_it, pair)
 
 
-def through(training: Training, patches: Patches, fetch: Callable[[Callable[[], Any]], Any]) -> None:
+def through(training: Training, switch: Switch, fetch: Callable[[Callable[[], Any]], Any]) -> None:
     """Each batch is what `fetch(read)` gives, where `read()` reads the loader."""
 
     def following(original: Callable[..., Any], iterator: Any) -> Any:
@@ -318,57 +344,38 @@ def through(training: Training, patches: Patches, fetch: Callable[[Callable[[], 
             while True:
                 yield fetch(lambda: next(own))
 
-    patches.put(dataloader._BaseDataLoaderIter, "__next__", following)
+    switch.put(dataloader._BaseDataLoaderIter, "__next__", following)
     if training.loader is not None and not isinstance(training.loader, DataLoader):
         training.loader = again(endless(training.loader))
 
 
-def same_batch(training: Training, patches: Patches, switch: Switch) -> None:
-    """The loader gives a batch that it gave before."""
-    before: list[Any] = []
-
-    def fetch(read: Callable[[], Any]) -> Any:
-        if switch.on and before:
-            switch.used += 1
-        else:
-            before[:] = [read()]
-        return before[0]
-
-    through(training, patches, fetch)
+def same_batch(training: Training, switch: Switch) -> None:
+    through(training, switch, switch.answering(lambda read: "the batch"))
 
 
-def no_saving(training: Training, patches: Patches, switch: Switch) -> None:
+def no_saving(training: Training, switch: Switch) -> None:
     def dropped(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         switch.used += switch.on
         return None if switch.on else original(*args, **kwargs)
 
-    patches.put_loaded(WRITERS, dropped)
+    switch.put_loaded(WRITERS, dropped)
 
 
-def _remembered(
-    names: Iterable[str], applies: Callable[[Any], bool], training: Training, patches: Patches, switch: Switch
-) -> None:
-    """A read, or a copy of a tensor of the host, gives what it gave the last time at its line."""
-    before: dict[Any, Any] = {}
+def _without(names: Iterable[str], applies: Callable[[Any], bool], training: Training, switch: Switch) -> None:
+    """A read, or a copy of a tensor of the host, gives what it gave before at its line."""
 
-    def remembered(name: str, original: Callable[..., Any], tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not applies(tensor):
-            return original(tensor, *args, **kwargs)
-        key = name, users_lines()[-1:], tuple(tensor.shape)
-        switch.used += switch.on and key in before
-        if not switch.on or key not in before:
-            before[key] = original(tensor, *args, **kwargs)
-        return before[key]
+    def key_of(original: Callable[..., Any], tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return (original, users_lines()[-1:], tuple(tensor.shape)) if applies(tensor) else None
 
     for name in names:
-        patches.put(torch.Tensor, name, functools.partial(remembered, name))
+        switch.put(torch.Tensor, name, switch.answering(key_of))
 
 
-no_reads = functools.partial(_remembered, READS, lambda tensor: True)
-no_copies = functools.partial(_remembered, MOVES, lambda tensor: tensor.device.type == "cpu")
+no_reads = functools.partial(_without, READS, lambda tensor: True)
+no_copies = functools.partial(_without, MOVES, lambda tensor: tensor.device.type == "cpu")
 
 
-def no_validation(training: Training, patches: Patches, switch: Switch) -> None:
+def no_validation(training: Training, switch: Switch) -> None:
     """A loader gives one batch to a model in eval mode; without a loader the model answers what it answered before."""
     read, models = False, list[Any]()
 
@@ -385,12 +392,12 @@ def no_validation(training: Training, patches: Patches, switch: Switch) -> None:
         models[:] = learners(training)
         return models
 
-    def key_of(module: Any, inputs: list[Any]) -> Any:
+    def key_of(module: Any, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
         asked = module.training or read or torch.is_grad_enabled()
-        return None if asked else tuple(tuple(tensor.shape) for tensor in inputs)
+        return None if asked else tuple(tuple(tensor.shape) for tensor in tensors_in([args, kwargs]))
 
-    patches.put(dataloader._BaseDataLoaderIter, "__next__", following)
-    _memory(patches, switch, found, key_of)
+    switch.put(dataloader._BaseDataLoaderIter, "__next__", following)
+    _memory(switch, found, key_of)
 
 
 def learners(training: Training) -> Iterator[Any]:
@@ -404,7 +411,7 @@ def learners(training: Training) -> Iterator[Any]:
     return (m for m in models if any(id(p) in held or p.grad is not None for p in m.parameters()))
 
 
-def memoised(training: Training, patches: Patches, switch: Switch) -> None:
+def memoised(training: Training, switch: Switch) -> None:
     """A module with equal inputs and weights answers what it answered before; a graph serves its own step."""
 
     def modules() -> Iterator[Any]:
@@ -412,39 +419,25 @@ def memoised(training: Training, patches: Patches, switch: Switch) -> None:
         parts = (part for thing in known if isinstance(thing, torch.nn.Module) for part in thing.modules())
         return (part for part in parts if next(part.parameters(), None) is not None)
 
-    def key_of(module: Any, inputs: list[Any]) -> Any:
+    def key_of(module: Any, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
         graph = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         versions = tuple(p._version for p in module.parameters())
-        return tuple(map(fingerprint, inputs)), versions, graph and switch.turns
+        return tuple(map(fingerprint, tensors_in([args, kwargs]))), versions, graph and switch.turns
 
-    _memory(patches, switch, modules, key_of)
+    _memory(switch, modules, key_of)
 
 
-def _memory(
-    patches: Patches, switch: Switch, modules: Callable[[], Iterable[Any]], key_of: Callable[[Any, list[Any]], Any]
-) -> None:
-    """These modules, which the first step has made, answer what they answered before to inputs with an equal key; they
-    are asked again where it is None."""
-    answers: dict[Any, Any] = {}
-
-    def remembering(module: Any, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        key = key_of(module, tensors_in([args, kwargs])) if switch.on else None
-        if key is None:
-            return forward(*args, **kwargs)
-        key = id(module), key
-        switch.used += key in answers
-        if key not in answers:
-            answers[key] = forward(*args, **kwargs)
-        return answers[key]
+def _memory(switch: Switch, modules: Callable[[], Iterable[Any]], key_of: Callable[..., Any]) -> None:
+    """These modules, which the first step has made, answer what they answered before."""
 
     def turned(on: bool) -> None:
         for module in dict.fromkeys(modules()) if switch.turns == 1 else ():
-            patches.put(module, "forward", functools.partial(remembering, module))
+            switch.put(module, "forward", switch.answering(functools.partial(key_of, module)))
 
     switch.turned = turned
 
 
-def single_precision(training: Training, patches: Patches, switch: Switch) -> None:
+def single_precision(training: Training, switch: Switch) -> None:
     """Weights, the optimizer's state, the step's own tensors and the batches in float32."""
     tensors = [t for model in training.models.values() for t in (*model.parameters(), *model.buffers())]
     tensors += [value for value in training.names.values() if isinstance(value, torch.Tensor)]
@@ -466,23 +459,16 @@ def single_precision(training: Training, patches: Patches, switch: Switch) -> No
                     if isinstance(value, torch.Tensor) and value.dim() and value.is_floating_point():
                         values[name] = value.to(kind)
 
-    through(training, patches, lambda read: tree_map(cast, read()))
+    through(training, switch, lambda read: tree_map(cast, read()))
     switch.turned, switch.used = turned, 1
 
 
-def autocast(training: Training, patches: Patches, switch: Switch) -> None:
+def autocast(training: Training, switch: Switch) -> None:
     device = next((d.type for d in accelerators_in_use()), "cpu")
-    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-
-    def turned(on: bool) -> None:
-        torch.set_autocast_enabled(device, on or before[0])
-        torch.set_autocast_dtype(device, torch.bfloat16 if on else before[1])
-        torch.clear_autocast_cache()  # as the end of a `with` does: weights are cast anew in each step
-
-    switch.turned, switch.used = turned, 1
+    switch.within(lambda: torch.autocast(device, torch.bfloat16))
 
 
-def tf32(training: Training, patches: Patches, switch: Switch) -> None:
+def tf32(training: Training, switch: Switch) -> None:
     products, switch.used = torch.backends.cuda.matmul, 1
     try:
         before = torch.get_float32_matmul_precision()
@@ -492,7 +478,7 @@ def tf32(training: Training, patches: Patches, switch: Switch) -> None:
         switch.turned = lambda on: setattr(products, "fp32_precision", "tf32" if on else own)
 
 
-def fused_attention(training: Training, patches: Patches, switch: Switch) -> None:
+def fused_attention(training: Training, switch: Switch) -> None:
     """The fused kernels may run, in bfloat16 where they refuse float32."""
 
     def attention(original: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -505,51 +491,73 @@ def fused_attention(training: Training, patches: Patches, switch: Switch) -> Non
             half = [t.to(torch.bfloat16) for t in (query, key, value)]
             return original(*half, *args, **kwargs).to(query.dtype)
 
-    patches.put(torch.nn.functional, "scaled_dot_product_attention", attention)
+    switch.put(torch.nn.functional, "scaled_dot_product_attention", attention)
 
 
-def doubled(training: Training, patches: Patches, switch: Switch) -> None:
+def doubled(training: Training, switch: Switch) -> None:
     """Each batch with its rows twice."""
 
     def twice(value: Any) -> Any:
-        return torch.cat([value, value]) if isinstance(value, torch.Tensor) and value.dim() else value
+        if not switch.on or not isinstance(value, torch.Tensor) or not value.dim():
+            return value
+        switch.used += 1
+        return torch.cat([value, value])
 
-    def fetch(read: Callable[[], Any]) -> Any:
-        batch = read()
-        switch.used += switch.on
-        return tree_map(twice, batch) if switch.on else batch
+    through(training, switch, lambda read: tree_map(twice, read()))
 
-    through(training, patches, fetch)
+
+def trial_of(code: str, facts: SpeedFacts) -> SpeedTrial | None:
+    """The experiment that decides about a cause; None where there is none, or where this machine can't tell."""
+    if code == "speed/host-sync" and facts.device == "cpu":
+        return None
+    kept = facts.validations / facts.eval_batches if facts.eval_batches else 0.0
+    busy, work = facts.busy or 1.0, facts.share("forward") + facts.share("backward")
+    fused = 1 / (1 - 0.9 * facts.attention.of_forward * work)
+    trials = {
+        "loader-bound": SpeedTrial("the same batch again", same_batch, DATA),
+        "checkpoint-too-often": SpeedTrial("no saving", no_saving, "saving"),
+        "transfer-bound": SpeedTrial("batches that are on the GPU", no_copies, "copy"),
+        "eval-too-often": SpeedTrial(
+            "one batch of validation" if kept else "no validation", no_validation, "validating", 1 - kept
+        ),
+        "redundant-work": SpeedTrial("equal results remembered", memoised, "forward", facts.repeated.of_forward),
+        "wrong-dtype": SpeedTrial("float32", single_precision, predicted=1 / (1 - facts.double.share / 2 * busy)),
+        "host-sync": SpeedTrial("reads dropped", no_reads, predicted=1 / busy),
+        "slow-attention": SpeedTrial("fused attention", fused_attention, predicted=fused),
+        "launch-bound": twice_the_batch(facts),
+    }
+    return trials.get(code.removeprefix("speed/"))
+
+
+def twice_the_batch(facts: SpeedFacts) -> SpeedTrial:
+    rows = min(2.0, 1 / facts.busy) if facts.busy else None  # kernels take twice the time, their launches the same
+    return SpeedTrial("twice the batch", doubled, predicted=rows, rows=2.0, seconds=1.0)
 
 
 def with_workers(training: Training, number: int, base: float) -> SpeedCure:
     """A loader like the user's with this many workers, which stay; base: seconds of a step without them."""
     loader, name = training.loader, f"num_workers={number}, persistent_workers=True"
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return SpeedCure(name, None, why_not="the loader is not known")
+        return SpeedCure(name, why_not="the loader is not known")
+    other = loader_like(loader, sampler=loader.sampler, num_workers=number, persistent_workers=True)
+    measured = median_step(dataclasses.replace(training, loader=other), 15, 3)
+    return SpeedCure(name, None, base / measured) if measured else SpeedCure(name, why_not=NOT_TRIED)
+
+
+def median_step(
+    training: Training,
+    steps: int,
+    warm: int,
+    inside: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Any:
+    """Seconds of a step of a copy, after those that warm up, where a change can't be turned on and off; None where it
+    can't be tried. inside: makes a context of all steps."""
 
     def run() -> float:
-        training.loader = loader_like(loader, sampler=loader.sampler, num_workers=number, persistent_workers=True)
-        return _median_step(training, 15, 3)
+        clock = training.clock(until(steps, 2 * SECONDS))
+        clock.waits = lambda step: 1
+        with inside(), clock:
+            drive(training, clock, steps)
+        return statistics.median(step.total for step in clock.steps[warm:])
 
-    measured = apart(training, run, 10 * SECONDS)
-    return SpeedCure(name, None, base / measured) if measured else SpeedCure(name, None, why_not=NOT_TRIED)
-
-
-def eager_steps(training: Training) -> float:
-    """Seconds of a step without torch.compile; 0.0 where it can't be tried."""
-
-    def run() -> float:
-        with torch.compiler.set_stance("force_eager"):
-            return _median_step(training, 7, 1)
-
-    return apart(training, run, 10 * SECONDS) or 0.0
-
-
-def _median_step(training: Training, steps: int, warm: int) -> float:
-    """Seconds of a step, after those that warm up."""
-    clock = training.clock(until(steps, 2 * SECONDS))
-    clock.waits = lambda step: 1
-    with clock:
-        drive(training, clock, steps)
-    return statistics.median(step.total for step in clock.steps[warm:])
+    return apart(training, run, 10 * SECONDS)

@@ -29,10 +29,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from nbdebug.observe.locations import ENGINE, OPTIMIZER, USER, Site, at_site, code_kind, site_of, users_frames
 from nbdebug.observe.ops import WatchMode
 from nbdebug.observe.sources import names_stored, nodes_of
+from nbdebug.observe.step_hooks import Patches
 from nbdebug.observe.tensors import base_name, fingerprint, tensors_in
 from nbdebug.report import Where
-from nbdebug.tools.speed.clock import DRIVERS, Patches, users_lines
-from nbdebug.tools.speed.rules import LongerInput, Loop, Reads, WorkShare
+from nbdebug.tools.speed.clock import DRIVERS, users_lines
+from nbdebug.tools.speed.rules import NOTHING, LongerInput, Loop, Reads, WorkShare
 
 READ = "local_scalar_dense"
 COPIES = frozenset({"clone", "copy", "to_copy", "contiguous", "lift_fresh_copy"})
@@ -313,12 +314,12 @@ class OpWatch(WatchMode):
     def double(self) -> float:
         return _seconds(op for op in self.last if op.double) / self.seconds()
 
-    def repeated(self) -> WorkShare | None:
+    def repeated(self) -> WorkShare:
         """What was computed before, or is only copied: the outermost line that does hardly anything else."""
         again = [op for op in self.last if op.repeated]
         copies = [op for op in self.last if op.name in COPIES and op.phase == "forward" and not op.repeated]
         parts = [self._part(ops, what) for ops, what in ((again, "computed again"), (copies, "copied")) if ops]
-        return max(parts, key=lambda part: part.share, default=None)
+        return max(parts, key=lambda part: part.share, default=NOTHING)
 
     def _part(self, ops: list[TimedOp], what: str) -> WorkShare:
         whole: dict[Site, float] = collections.defaultdict(float)
@@ -370,7 +371,7 @@ class OpWatch(WatchMode):
         if head in self.data_loops or not enough or elements > SMALL or free < 0.6 or weights:
             return None
         views = sum(op.name in VIEWS and any(key[1:] == head for key, _ in op.loops) for op in self.last)
-        where, gain = at_site(Where(phase="forward"), Site(*head, "")), batched_gain(ops, views)
+        where, gain = at_site(Where(phase="forward"), Site(head[0], head[1], "")), batched_gain(ops, views)
         return Loop(where, iterations, len(ops), share, gain, int(elements), spent)
 
 
@@ -441,8 +442,8 @@ def _loops_at(code: CodeType, line: int) -> tuple[tuple[tuple[str, int], tuple[s
     around = [
         n for n in loops if code.co_firstlineno <= n.lineno and n.body[0].lineno <= line <= (n.body[-1].end_lineno or 0)
     ]
-    targets = [() if isinstance(n, ast.While) else tuple(names_stored(n.target)) for n in around]
-    return tuple(sorted(((file, n.lineno), names) for n, names in zip(around, targets)))
+    stored = [set[str]() if isinstance(n, ast.While) else names_stored(n.target) for n in around]
+    return tuple(sorted(((file, n.lineno), tuple(names)) for n, names in zip(around, stored)))
 
 
 def attention_refused(args: Any, kwargs: Any) -> str:

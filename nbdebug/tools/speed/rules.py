@@ -17,11 +17,11 @@ from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Where
 from nbdebug.text import count, duration, figures, percent
 
-NOWHERE = Where()
+NOWHERE, DATA = Where(), "waiting for data"
 FREE = 4
 """Steps in a row that a GPU runs without a wait of ours."""
 PHASES = (
-    "waiting for data",
+    DATA,
     "copy",
     "forward",
     "backward",
@@ -108,6 +108,9 @@ class WorkShare:
     of_forward: float = 0.0
 
 
+NOTHING = WorkShare(NOWHERE, 0.0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Slower:
     """Steps that grow. ratio: of the last third of the steps to the first; what grew, from which number to which."""
@@ -137,7 +140,8 @@ class SpeedFacts:
     weight on one; kernels: of a step, their number and seconds on a GPU, None where not known. lines: where the time
     ends, the dearest first; places: the user's line of a phase, where known. slower: steps that grow; double: work in
     float64; repeated: work that was done before; work: "elements" that the "ops" of a step gave, {} where
-    not all of them were seen; largest: the line that gave most of them."""
+    not all of them were seen; largest: the line that gave most of them. trying: an experiment that was not made yet
+    counts as one that proves, so that the rules name what to try."""
 
     steps: tuple[StepTimes, ...] = ()
     ran: int = 0
@@ -156,14 +160,15 @@ class SpeedFacts:
     recompiles: Recompiles | None = None
     growth: LongerInput | None = None
     loop: Loop | None = None
-    double: WorkShare | None = None
-    repeated: WorkShare | None = None
+    double: WorkShare = NOTHING
+    repeated: WorkShare = NOTHING
     slower: Slower | None = None
-    attention: WorkShare | None = None
+    attention: WorkShare = NOTHING
     work: Mapping[str, int] = dataclasses.field(default_factory=dict)
     largest: Where = NOWHERE
     cures: list[SpeedCure] = dataclasses.field(default_factory=list)
     unchecked: list[str] = dataclasses.field(default_factory=list)
+    trying: bool = False
 
     @property
     def parted(self) -> tuple[StepTimes, ...]:
@@ -194,7 +199,7 @@ class SpeedFacts:
     def faster(self, phase: str, part: float) -> float:
         """How many times faster a step is without this part of a phase. A GPU works as long without the host's."""
         whole = statistics.fmean(step.total for step in self.parted)
-        least = self.kernels[1] if self.kernels is not None and phase in ("waiting for data", "copy", "saving") else 0.0
+        least = self.kernels[1] if self.kernels is not None and phase in (DATA, "copy", "saving") else 0.0
         left = max(whole * (1 - part * self.share(phase)), least)
         return max(self.seconds() / left, 1.0) if left else 1.0
 
@@ -204,13 +209,17 @@ class SpeedFacts:
     def gained(self, name: str, unknown: float = math.inf) -> float:
         """How many times as fast the steps were with this cure; `unknown` where it was not measured."""
         cure = self.cure(name)
-        return unknown if cure is None or cure.measured is None else cure.measured
+        if cure is None or cure.measured is None:
+            return math.inf if cure is None and self.trying else unknown
+        return cure.measured
 
 
 TUNING = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 HALF = 0.5
 WAITING = 0.55
 """Of a step's time: broken trainings wait 85 to 94% of it for data, healthy ones at most 33%."""
+WAITS = 0.3
+"""Of the time: from here on an experiment has to tell whether the data are what is slow."""
 SAVING = 0.4
 """Of the time: a training that saves every few hundred steps spends hardly any."""
 RECOMPILES = 3
@@ -296,17 +305,17 @@ def compile_recompiles(facts: SpeedFacts) -> Finding | None:
     reference="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
 )
 def loader_bound(facts: SpeedFacts) -> Finding | None:
-    share, proof = facts.share("waiting for data"), "the same batch again"
+    share, proof = facts.share(DATA), "the same batch again"
     least = 1.5 if facts.device != "cpu" else 1 / (1 - WAITING)  # the usual steps ran in turn with it
     whole = statistics.median(step.total for step in facts.parted) if facts.steps else 0.0
-    waiting = facts.seconds("waiting for data")
+    waiting = facts.seconds(DATA)
     most = min(share, waiting / (whole or 1.0) + 0.05) >= WAITING  # else only the epochs' first steps wait
-    proven = facts.gained(proof, 0.0) > least and share > 0.3
+    proven = facts.gained(proof, 0.0) > least and share > WAITS
     if not (most or proven) or facts.gained(proof) < 1.2:
         return None
     waits = f"A step waits {duration(waiting)} of {duration(whole)} for its batch"
     title = f"{waits}: {percent(share)} of the time goes into loading"
-    where, others = facts.places.get("waiting for data", NOWHERE), "Load in other processes while the step runs"
+    where, others = facts.places.get(DATA, NOWHERE), "Load in other processes while the step runs"
     fixes = [Fix("Do this work once, before training, or in one tensor op.", where.text or "# in the data set")]
     workers = {cure.name: cure.measured or 0.0 for cure in facts.cures if cure.name.startswith("num_workers")}
     best = max(workers, key=workers.__getitem__, default="")
@@ -424,7 +433,7 @@ def no_kv_cache(facts: SpeedFacts) -> Finding | None:
 def redundant_work(facts: SpeedFacts) -> Finding | None:
     seen, proof = facts.repeated, "equal results remembered"
     proven = facts.gained(proof, 0.0) >= REMEMBERED
-    if seen is None or seen.where.line is None or seen.share < (REPEATED if proven else HALF):
+    if seen.where.line is None or seen.share < (REPEATED if proven else HALF):
         return None
     # the pairs of a loop share their members: nothing can be lifted out of it, all can be one op
     if facts.gained(proof) < 1.1 or (not proven and small_kernels(facts) is not None):
@@ -448,7 +457,7 @@ def redundant_work(facts: SpeedFacts) -> Finding | None:
 )
 def wrong_dtype(facts: SpeedFacts) -> Finding | None:
     seen = facts.double
-    if seen is None or seen.share < HALF or facts.gained("float32") < 1.1:
+    if seen.share < HALF or facts.gained("float32") < 1.1:
         return None
     return finding(
         facts, "speed/wrong-dtype", "forward", f"{percent(seen.share)} of a step's work is done in float64", seen.where,
@@ -539,7 +548,7 @@ def cpu_device(facts: SpeedFacts) -> Finding | None:
 )
 def slow_attention(facts: SpeedFacts) -> Finding | None:
     seen = facts.attention
-    if seen is None or seen.share < HALF or facts.gained("fused attention") < 1.1:
+    if seen.share < HALF or facts.gained("fused attention") < 1.1:
         return None
     fix = Fix("Cast to bfloat16 or float16.", "with torch.autocast('cuda', torch.bfloat16): ...")
     if seen.what.startswith("the fused"):
