@@ -142,7 +142,7 @@ def measure(training: Training, steps: int, try_cures: bool = True) -> SpeedFact
     if facts.device == "cuda":
         facts.kernels = cures.kernels(training) if own else apart(training, lambda: cures.kernels(training))
     if facts.share(DATA) > 0.3:
-        facts.places[DATA] = apart(training, lambda: cures.loading_line(training, clock.source)) or Where()
+        facts.places[DATA] = apart(training, lambda: cures.loading_line(training)) or Where()
     if try_cures:
         _try(facts, training)
     return facts
@@ -379,27 +379,25 @@ class SpeedWatch:
             self._hook = None
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        now = time.perf_counter()
-        if self._optimizer is None:
-            self._optimizer = id(optimizer)
+        self._optimizer = self._optimizer or id(optimizer)
         if id(optimizer) != self._optimizer:
             return
-        if self._last is not None:
-            self.times.append(now - self._last)
-            self.steps += 1
-            if WARM < self.steps <= WARM + OWN:
-                self.own.append(now - self._last)
-            elif self.steps % RECENT == 0:
-                self._compare()
-        self._last = now
+        last, self._last = self._last, time.perf_counter()
+        if last is None:
+            return
+        self.times.append(self._last - last)
+        self.steps += 1
+        if WARM < self.steps <= WARM + OWN:
+            self.own.append(self.times[-1])
+        elif self.steps % RECENT == 0:
+            self._compare()
 
     def _compare(self) -> None:
-        if len(self.own) == OWN and self.steps >= WARM + OWN + RECENT and self.ratio() >= SLOWER:
-            if self.slow_since is None:
-                self.slow_since = self.steps - RECENT
-                self.told(self.sentence())
-        else:
+        if self.steps < WARM + OWN + RECENT or self.ratio() < SLOWER:
             self.slow_since = None
+        elif self.slow_since is None:
+            self.slow_since = self.steps - RECENT
+            self.told(self.sentence())
 
     def ratio(self) -> float:
         """How many times longer the last steps take than the run's own first ones: the smaller of two measures."""

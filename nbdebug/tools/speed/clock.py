@@ -1,7 +1,7 @@
 """The clock of a training: whose time each moment of a step is, from where torch itself is entered and left; and the
 training under it, called step by step or as the loop that it is.
 
-    with Clock(optimizers) as clock:
+    with training.clock(ended) as clock:
         loop()                               # the user's own
     clock.steps                              # StepTimes, one for each step
     drive(training, clock, steps)            # the same, for a step of the user's that has to be called
@@ -76,7 +76,7 @@ SYNCED = 2
 LOOP_UPDATES = 3
 """Updates of one optimizer in one call: it is a loop then, and no step."""
 RECOMPILED = "torch._dynamo.convert_frame", "get_and_maybe_log_recompilation_reasons"
-ASIDE = (DATA, "saving")
+ASIDE = frozenset({DATA, "saving"})
 """What runs then is no part of the model's work."""
 
 
@@ -85,42 +85,29 @@ class Clock:
     step ends (`tick`); else each update of the first optimizer that steps ends one. looking: whether a thread looks at
     the user's lines. update: the lines on the stack of the first update; recompiles: torch's words on each compilation
     that it repeated since a guard failed, and the line that called the code, if any. aside, batch: called where work
-    that is not the model's begins and ends, and with each batch. source: of the loader that is read what torch makes
-    the fetcher of its items from, and its index sampler. places: by phase the seconds that end at each of the user's
-    lines, where files are written and tensors moved. waits: 2 for a step of a GPU with a wait at each border, 1 for one
-    at its end, 0 for none."""
+    that is not the model's begins and ends, and with each batch. places: by phase the seconds that end at each of the
+    user's lines, where files are written and tensors moved. waits: 2 for a step of a GPU with a wait at each border, 1
+    for one at its end, 0 for none."""
 
-    def __init__(
-        self,
-        optimizers: Iterable[Any],
-        ended: Callable[[int], None] = lambda number: None,
-        driven: bool = True,
-        looking: bool = True,
-    ) -> None:
+    def __init__(self, optimizers: Iterable[Any], ended: Callable[[int], None], driven: bool, looking: bool) -> None:
         self.parameters: dict[int, Any] = {}
-        self._trained: dict[int, tuple[Any, bool]] = {}
         self._judges_eval = True
         for optimizer in optimizers:
             self._learn(optimizer)
         self.ended, self.driven, self.cuda = ended, driven, torch.cuda.is_available() and torch.cuda.is_initialized()
         self.steps: list[StepTimes] = []
         self.lines: dict[Site, float] = collections.defaultdict(float)
-        self.places: dict[str, dict[Site, float]] = {
-            label: collections.defaultdict(float) for label in ("saving", "copy")
-        }
+        self.places: dict[str, dict[Site, float]] = collections.defaultdict(lambda: collections.defaultdict(float))
         self.writes: collections.Counter[str] = collections.Counter()
         self._saved: Site | None = None
         self.validations: list[tuple[Site, ...]] = []
         self.update: tuple[Site, ...] = ()
         self.recompiles: list[tuple[str, tuple[Site, ...]]] = []
-        self._recompiled = 0
         self.backwards, self.eval_batches, self.workers, self.updates_since = 0, 0, 0, 0
         self.batch: Callable[[Any], None] = lambda batch: None
         self.aside: Callable[[bool], None] = lambda aside: None
-        self.source: tuple[list[Any], Iterable[Any]] | None = None
         self._patches = Patches()
         self._stack: list[str] = []
-        self._deep = 0
         self._phases: dict[str, float] = collections.defaultdict(float)
         self._thread = threading.get_ident()
         self._engine = EngineWatch(lambda call: self._backward(), lambda call, result: self.leave())
@@ -133,7 +120,7 @@ class Clock:
         self._first_optimizer: int | None = None
 
     def _begin(self, now: float) -> None:
-        self._last, self._before_backward, self._eval, self._samples = now, True, False, 0
+        self._last, self._before_backward, self._eval, self._compiled, self._samples = now, True, False, False, 0
 
     # -- the time between two borders belongs to the one that was entered last ---------------------------------------
 
@@ -154,27 +141,22 @@ class Clock:
         self.mark()
         self._stack.append(label)
         if label in ASIDE:
-            self._step_aside(1)
+            self.aside(True)
 
     def leave(self) -> None:
         self.mark()
         if self._stack and self._stack.pop() in ASIDE:
-            self._step_aside(-1)
-
-    def _step_aside(self, change: int) -> None:
-        self._deep += change
-        self.aside(self._deep > 0)
+            self.aside(not ASIDE.isdisjoint(self._stack))
 
     def tick(self) -> None:
         """A step has ended."""
         self.mark(1)
         if not self.backwards:
             self._phases[FORWARD] += self._phases.pop(REST, 0.0)
-        compiled, self._recompiled = len(self.recompiles) > self._recompiled, len(self.recompiles)
         if not self.steps:
             self.lines.clear()  # the first step warms up; of a script it is all that comes before
         synced = self.cuda and self.waits(len(self.steps)) > 1
-        self.steps.append(StepTimes(dict(self._phases), self._samples, compiled, synced))
+        self.steps.append(StepTimes(dict(self._phases), self._samples, self._compiled, synced))
         self._phases.clear()
         try:
             self.ended(len(self.steps))
@@ -210,19 +192,20 @@ class Clock:
         put(torch.nn.Module, "train", self._train)
         ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
         for label, functions in (("saving", WRITERS), ("communication", COLLECTIVES if ranks else ())):
-            self._patches.put_loaded(functions, functools.partial(self._timed, label))
+            self._patches.put_loaded(functions, functools.partial(self.timed, label))
         if self.cuda:
             for name in MOVES:
-                put(torch.Tensor, name, functools.partial(self._timed, "copy"))
+                put(torch.Tensor, name, functools.partial(self.timed, "copy"))
             for name in READS:
-                put(torch.Tensor, name, functools.partial(self._timed, "synchronisation"))
+                put(torch.Tensor, name, functools.partial(self.timed, "synchronisation"))
         self._patches.put_loaded([RECOMPILED], self._recompiling)
         self._engine.attach()
         self._updates.attach()
         if self._looks is not None:
             self._looks.start()
 
-    def _timed(self, label: str, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def timed(self, label: str, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """A call whose time belongs to this label."""
         inside = self._stack[-1:] == [label] or label == "copy" and DATA in self._stack  # a loader that pins
         if not self._here() or inside or torch.compiler.is_compiling():
             return original(*args, **kwargs)
@@ -232,27 +215,18 @@ class Clock:
         try:
             return original(*args, **kwargs)
         finally:
-            if label in self.places:
+            if label in ("saving", "copy"):
                 site = original in ENDINGS and self._saved or locate().site or Site("?", 0, "")
                 self._saved = site if label == "saving" else self._saved
                 self.places[label][site] += time.perf_counter() - begin
             self.leave()
 
     def _next(self, original: Callable[..., Any], iterator: Any) -> Any:
-        if not self._here():
-            return original(iterator)
-        self.enter(DATA)
-        try:
-            batch = original(iterator)
-        finally:
-            self.leave()
+        batch = self.timed(DATA, original, iterator)
         if self._eval:
-            self.eval_batches += 1
-        else:
-            if self.source is None:
-                parts = "dataset_kind", "dataset", "auto_collation", "collate_fn", "drop_last"
-                self.source = [getattr(iterator, f"_{part}") for part in parts], iterator._index_sampler
-                self.workers = iterator._num_workers
+            self.eval_batches += self._here()
+        elif self._here():
+            self.workers = iterator._num_workers
             self._take(batch)
         return batch
 
@@ -268,7 +242,8 @@ class Clock:
 
     def _train(self, original: Callable[..., Any], module: Any, mode: bool = True) -> Any:
         turned = self._eval is bool(mode) and module.training is not mode
-        if turned and self._judges_eval and self._here() and self._trains(module):
+        trained = turned and self._judges_eval and any(id(p) in self.parameters for p in module.parameters())
+        if trained and self._here():
             self.mark()
             self._eval = not mode
             if self._eval:
@@ -288,15 +263,6 @@ class Clock:
     def _learn(self, optimizer: Any) -> None:
         """What an optimizer trains."""
         self.parameters |= {id(p): p for group in optimizer.param_groups for p in group["params"]}
-
-    def _trains(self, module: Any) -> bool:
-        """Whether a module has a trained weight. Asked anew while no optimizer is known."""
-        known, result = self._trained.get(id(module), (None, False))
-        if known is not module:
-            result = any(id(p) in self.parameters for p in module.parameters())
-            if self.parameters:
-                self._trained[id(module)] = module, result
-        return result
 
     def _before_update(self, optimizer: Any, stack: StackLines) -> None:
         self.update = self.update or users_lines()
@@ -318,6 +284,7 @@ class Clock:
         """Where torch.compile repeats a compilation since a guard failed: why, and the user's line that called it."""
         result = original(*args, **kwargs)
         self.recompiles.append((str(result[-1]) if result else "", users_lines()[-1:]))
+        self._compiled = True
         return result
 
     def _look(self) -> None:
@@ -387,11 +354,7 @@ def drive(training: Training, clock: Clock, steps: int) -> None:
         while len(clock.steps) < steps:
             before = len(clock.steps)
             if batches is not None:
-                clock.enter(DATA)
-                try:
-                    batch = next(batches)
-                finally:
-                    clock.leave()
+                batch = clock.timed(DATA, next, batches)
                 clock.samples(batch)
                 result = training.call(batch)
             else:
@@ -484,36 +447,19 @@ def _write_into(folder: str) -> Patches:
     """What the copy opens to write goes into this folder; it removes and renames nothing of the user's."""
     real, names, nothing = builtins.open, dict[str, str](), lambda *args, **kwargs: None
 
-    def other(path: Any) -> Any:
-        if isinstance(path, (str, os.PathLike)):
-            return names.setdefault(os.path.abspath(os.fspath(path)), os.path.join(folder, str(len(names))))
-        return path
+    def other(path: Any, writes: bool = True) -> Any:
+        if not isinstance(path, (str, os.PathLike)):
+            return path
+        whole = os.path.abspath(os.fspath(path))
+        return names.setdefault(whole, os.path.join(folder, str(len(names)))) if writes else names.get(whole, path)
 
     def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        writes = set(mode) & set("wax+")
-        if isinstance(file, (str, os.PathLike)) and (writes or os.path.abspath(os.fspath(file)) in names):
-            file = other(file)
-        return real(file, mode, *args, **kwargs)
+        return real(other(file, not set(mode).isdisjoint("wax+")), mode, *args, **kwargs)
 
-    save = torch.save
-
-    def saved(thing: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        return save(thing, other(f), *args, **kwargs)
-
-    changes: list[tuple[Any, str, Any]] = [(builtins, "open", opened), (torch, "save", saved)]
-    changes += [(os, name, nothing) for name in ("remove", "unlink", "rename", "replace", "rmdir")]
-    changes += [(shutil, name, nothing) for name in ("move", "rmtree")]
     patches = Patches()
-    for change in changes:
-        patches.set(*change)
+    patches.set(builtins, "open", opened)
+    patches.put(torch, "save", lambda save, thing, f, *args, **kwargs: save(thing, other(f), *args, **kwargs))
+    for owner, names_ in ((os, "remove unlink rename replace rmdir"), (shutil, "move rmtree")):
+        for name in names_.split():
+            patches.set(owner, name, nothing)
     return patches
-
-
-def workers_without_modes(patches: Patches) -> None:
-    """A mode that is on while a loader's workers start would be copied into them, and break them."""
-
-    def begin(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
-        with _disable_current_modes():
-            original(*args, **kwargs)
-
-    patches.put(dataloader._MultiProcessingDataLoaderIter, "__init__", begin)

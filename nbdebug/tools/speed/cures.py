@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
@@ -46,55 +47,56 @@ from nbdebug.tools.speed.clock import (
     endless,
     until,
     users_lines,
-    workers_without_modes,
 )
 from nbdebug.tools.speed.ops import OpWatch, attention_refused
 from nbdebug.tools.speed.rules import DATA, FREE, NOTHING, SpeedCure, SpeedFacts, WorkShare
 
 PAIRS, SECONDS = 20, 2.5
 """Of an experiment: steps with and without, at most; and the time after which three of each are enough."""
-LOADING_SECONDS = 1.0
+OBSERVED, OBSERVED_SECONDS = 3, 8.0
+"""Steps whose ops are followed, and the time after which the first must do."""
+LOADED, LOADING_SECONDS = 100, 1.0
+"""Batches, and seconds, in which the lines of a loader are followed."""
 DOUBLE = (".double()", "float64", "torch.double", "set_default_dtype", "DoubleTensor")
 NUMPY = ("from_numpy", "np.", "numpy.")
 """What makes a value double, and what may: numpy's usual floats are."""
 NOT_TRIED = "it could not be tried on a copy of this process"
 
 
-def observe(training: Training, first: int = 0, steps: int = 3, seconds: float = 8.0) -> dict[str, Any]:
+def observe(training: Training, first: int = 0) -> dict[str, Any]:
     """What the ops of some steps show: attributes of SpeedFacts, by name. first: how many steps are left out before."""
     loaders = any(isinstance(value, DataLoader) for value in training.names.values())
     watch = OpWatch(salted=training.loader is None and not training.whole and not loaders)
-    begun, last = time.monotonic(), first + steps
+    begun, last = time.monotonic(), first + OBSERVED
+
+    def begin(number: int) -> None:
+        if number == first:
+            watch.first = first
+            stack.enter_context(watch)
+        watch.begin_step(number, clock.parameters)
 
     def ended(number: int) -> None:
         nonlocal begun
         if number == max(first, 1) and training.whole:  # what comes before a loop is no part of its steps
             begun = time.monotonic()
-        late = number > first and time.monotonic() - begun > seconds
-        if number >= last or late:
+        if number >= last or (number > first and time.monotonic() - begun > OBSERVED_SECONDS):
             stop_training()
-        if number == first:
-            watch.first = first
-            stack.enter_context(watch)
-        watch.begin_step(number, clock.parameters)
+        begin(number)
         if number == 1 and training.whole:
             watch.begin_anew()
 
-    def aside(aside: bool) -> None:
-        watch.paused = aside
-        if aside:
-            watch.loading()
+    def without_modes(begin: Callable[..., Any], /, *args: Any) -> None:  # else the workers would have them, and break
+        with _disable_current_modes():
+            begin(*args)
 
     patches = Patches()
     with eager(), contextlib.ExitStack() as stack:
         clock = stack.enter_context(training.clock(ended))  # the first in: it exchanges some of the same methods
         stack.callback(patches.undo)
-        workers_without_modes(patches)
+        patches.put(dataloader._MultiProcessingDataLoaderIter, "__init__", without_modes)
         watch.watch_calls(patches)
-        clock.batch, clock.aside = watch.batch, aside
-        watch.begin_step(0, clock.parameters)
-        if first == 0:
-            stack.enter_context(watch)
+        clock.batch, clock.aside = watch.batch, watch.step_aside
+        begin(0)
         drive(training, clock, last)
     if clock.steps and watch.step >= len(clock.steps):
         watch.step = len(clock.steps) - 1
@@ -119,42 +121,45 @@ def _seen(watch: OpWatch, training: Training) -> dict[str, Any]:
 # -- where data take their time ----------------------------------------------------------------------------------------
 
 
-def loading_line(training: Training, source: Any) -> Where:
-    """The user's line at which the loader's time ends, by following its lines for a second."""
+def loading_line(training: Training) -> Where:
+    """The user's line at which the time of the loader ends: its lines are followed for a second, in this process."""
     times: dict[Site, float] = collections.defaultdict(float)
+    begun, patches = time.monotonic(), Patches()
     last: tuple[Site | None, float] = (None, 0.0)
 
-    def local(frame: FrameType, event: str, arg: Any) -> Any:
+    def note(site: Site | None) -> None:
         nonlocal last
         if last[0] is not None:
             times[last[0]] += time.perf_counter() - last[1]
+        last = site, time.perf_counter()
+
+    def local(frame: FrameType, event: str, arg: Any) -> Any:
         users = users_frames(frame.f_back if event == "return" else frame, (__file__,))
-        last = next(map(site_of, users), None), time.perf_counter()
+        note(next(map(site_of, users), None))
         return local
 
     def called(frame: FrameType, event: str, arg: Any) -> Any:
         return local if code_kind(frame.f_code) == USER else None
 
-    items, begun = _items(training, source), time.monotonic()
-    sys.settrace(called)
+    def aside(aside: bool) -> None:
+        note(None)
+        sys.settrace(called if aside and clock.label == DATA else None)
+
+    def here(begin: Callable[..., Any], loader: Any) -> Any:
+        for name in ("num_workers", "timeout"):
+            patches.set(loader, name, 0)
+        return begin(loader)
+
+    clock = training.clock(lambda number: stop_training() if time.monotonic() - begun > LOADING_SECONDS else None)
+    clock.aside = aside
     try:
-        for _ in items:
-            if time.monotonic() - begun > LOADING_SECONDS:
-                break
+        patches.put(DataLoader, "__iter__", here)
+        with clock:
+            drive(training, clock, LOADED)
     finally:
         sys.settrace(None)
+        patches.undo()
     return at_site(Where(phase="input"), max(times, key=times.__getitem__, default=None))
-
-
-def _items(training: Training, source: Any) -> Iterator[Any]:
-    """What the loader does for its batches, in this process and without its workers."""
-    if source is None:
-        yield from training.loader or ()
-        return
-    fetcher = dataloader._DatasetKind.create_fetcher(*source[0])
-    with contextlib.suppress(StopIteration):  # of an iterable data set
-        for chosen in source[1]:
-            yield fetcher.fetch(chosen)
 
 
 # -- double precision, attention ---------------------------------------------------------------------------------------

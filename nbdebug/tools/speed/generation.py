@@ -66,12 +66,15 @@ def generation(model: Any, inputs: Any, *, max_new_tokens: int = 64) -> Report:
     if max_new_tokens < 2:
         raise ValueError("max_new_tokens must be at least 2: one token shows no trend.")
     ids, mask = _tokens(inputs)
-    weights = next(iter(model.parameters()), None) if isinstance(model, torch.nn.Module) else None
+    module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
+    weights = next(module.parameters(), None)
     if weights is not None:
         ids, mask = ids.to(weights.device), None if mask is None else mask.to(weights.device)
     cache = _cache_name(model)
     off = bool(cache) and _cache_is_off(model)
-    with _as_for_writing(model):
+    with modes_put_back(module), torch.no_grad(), same_random_numbers():
+        for part in module.modules():
+            part.training = False
         _write(model, ids, mask, 2, cache, "warm-up")
         plain = _write(model, ids, mask, max_new_tokens, "", "no cache")
         ways = [plain]
@@ -105,15 +108,6 @@ def _cache_is_off(model: Any) -> bool:
     places = (getattr(model, "generation_config", None), getattr(model, "config", None))
     checkpoints = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
     return (checkpoints and model.training) or any(getattr(place, "use_cache", None) is False for place in places)
-
-
-@contextlib.contextmanager
-def _as_for_writing(model: Any) -> Iterator[None]:
-    bare = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
-    with modes_put_back(bare), torch.no_grad(), same_random_numbers():
-        for module in bare.modules():
-            module.training = False
-        yield
 
 
 def _logits(output: Any) -> torch.Tensor:

@@ -123,9 +123,10 @@ class OpWatch(WatchMode):
         """The tensors of a batch are the step's own, whatever is in them."""
         self._batches.update((tensor, None) for tensor in tensors_in(batch))
 
-    def loading(self) -> None:
-        """A loader is read: the loop around that is one over batches."""
-        for frame in users_frames(sys._getframe(1), DRIVERS):
+    def step_aside(self, aside: bool) -> None:
+        """Work that is not the model's begins or ends. A loader is read: the loop around that is one over batches."""
+        self.paused = aside
+        for frame in users_frames(sys._getframe(1), DRIVERS) if aside else ():
             self.data_loops.update(head for head, _ in _loops_at(frame.f_code, frame.f_lineno or 0))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbdebug.registry import rule
+from nbdebug.registry import declared, rule
 from nbdebug.report import Finding, Fix, Where
 from nbdebug.text import count, duration, figures, percent
 
@@ -251,19 +251,14 @@ def middle_half(values: Sequence[float]) -> tuple[float, float, float]:
 def finding(
     facts: SpeedFacts, code: str, bottleneck: str, title: str, where: Where, *fixes: Fix, **evidence: Any
 ) -> Finding:
-    """bottleneck: the part of the step that is slow. `_` in names of evidence is a space."""
-    rows = {key.replace("_", " "): value for key, value in evidence.items() if value not in (None, "", ())}
-    step = {"a step": duration(facts.seconds())} if facts.steps else {}
-    return Finding(code, title, where, {"bottleneck": bottleneck, **rows, **step}, fixes)
-
-
-def gain(facts: SpeedFacts, name: str) -> str:
-    """What a cure that was tried did: "2.1 times as fast (2.3 predicted)"."""
-    cure = facts.cure(name)
-    if cure is None or cure.measured is None:
-        return ""
-    predicted = f" ({figures(cure.predicted)} predicted)" if cure.predicted else ""
-    return f"{figures(cure.measured)} times as fast{predicted}"
+    """bottleneck: the part of the step that is slow. `_` in names of evidence is a space. Cures that were tried are
+    evidence, too: "2.1 times as fast (2.3 predicted)"."""
+    rows = {"bottleneck": bottleneck} | {key.replace("_", " "): value for key, value in evidence.items() if value}
+    for cure in facts.cures:
+        if cure.measured is not None:
+            predicted = f" ({figures(cure.predicted)} predicted)" if cure.predicted else ""
+            rows[cure.name] = f"{figures(cure.measured)} times as fast{predicted}"
+    return Finding(code, title, where, rows | ({"a step": duration(facts.seconds())} if facts.steps else {}), fixes)
 
 
 @rule(
@@ -288,8 +283,8 @@ def compile_recompiles(facts: SpeedFacts) -> Finding | None:
     why = "Give what changes as a tensor: its value is then no part of the compiled code."
     fix = Fix(why, f"{name} = torch.tensor({name})")
     return finding(
-        facts, "speed/compile-recompiles", "forward", title, seen.where, fix, guard=seen.reasons[-1],
-        recompiled=recompiled, without_compile=gain(facts, "no torch.compile"),
+        facts, "speed/compile-recompiles", "forward", title, seen.where, fix,
+        guard=seen.reasons[-1], recompiled=recompiled,
     )  # fmt: skip
 
 
@@ -325,7 +320,7 @@ def loader_bound(facts: SpeedFacts) -> Finding | None:
         fixes.append(Fix(f"{others}.", "DataLoader(..., num_workers=4, persistent_workers=True)"))
     return finding(
         facts, "speed/loader-bound", "loader", title, where, *fixes,
-        waiting=percent(share), on_one_batch=gain(facts, proof), workers=facts.workers,
+        waiting=percent(share), workers=str(facts.workers),
     )  # fmt: skip
 
 
@@ -346,7 +341,7 @@ def checkpoint_too_often(facts: SpeedFacts) -> Finding | None:
     fix = Fix("Save every few hundred steps.", f"if step % 500 == 0:\n    {where.text or 'torch.save(...)'}")
     return finding(
         facts, "speed/checkpoint-too-often", "rest", title, where, fix,
-        saving=percent(share), without_saving=gain(facts, "no saving"),
+        saving=percent(share),
     )  # fmt: skip
 
 
@@ -368,7 +363,7 @@ def transfer_bound(facts: SpeedFacts) -> Finding | None:
     fix = Fix("Copy from pinned memory, while the GPU works.", "batch = batch.to(device, non_blocking=True)")
     return finding(
         facts, "speed/transfer-bound", "transfer", f"Copies to the GPU take {percent(share)} of a step", where, fix,
-        copies=percent(share), on_the_GPU_already=gain(facts, "batches that are on the GPU"),
+        copies=percent(share),
     )  # fmt: skip
 
 
@@ -391,8 +386,29 @@ def eval_too_often(facts: SpeedFacts) -> Finding | None:
     return finding(
         facts, "speed/eval-too-often", "rest", f"Validation takes {percent(share)} of the time: it ran {often}", where,
         Fix("Validate every few hundred steps.", code),
-        validating=percent(share), without_validation=gain(facts, "no validation"),
-        one_batch_of_it=gain(facts, "one batch of validation"),
+        validating=percent(share),
+    )  # fmt: skip
+
+
+@rule(
+    code="speed/slowing-down",
+    title="Every step does more work than the one before.",
+    symptom="Steps per second fall during the run; a restart makes it fast again.",
+    cause="A list, a graph or a tensor grows with each step, and each step goes over all of it.",
+    confirm="Ops and elements of an early and of a late step, which the report counts.",
+    fix="Detach what is kept, keep a running value or the last few in place of all.",
+    reference=TUNING,
+)
+def slowing_down(facts: SpeedFacts) -> Finding | None:
+    seen = facts.slower
+    if seen is None or seen.after < GROWN * seen.before:
+        return None
+    times = f"{figures(seen.ratio)} times"
+    work = f"{figures(seen.after)} {seen.what} in place of {figures(seen.before)}"
+    return finding(
+        facts, "speed/slowing-down", "forward",
+        f"Steps become slower: the last ones take {times} the first ones, with {work}", seen.where,
+        Fix("Keep a running value, or the last few.", "total = 0.9 * total + 0.1 * value.detach()"), slower=times,
     )  # fmt: skip
 
 
@@ -442,7 +458,7 @@ def redundant_work(facts: SpeedFacts) -> Finding | None:
     return finding(
         facts, "speed/redundant-work", "forward", f"{percent(seen.share)} of a step's work {what}", seen.where,
         Fix("Do it once before the loop, and use the result.", f"{seen.where.text}  # before the loop"),
-        repeated=percent(seen.share), remembered=gain(facts, proof),
+        repeated=percent(seen.share),
     )  # fmt: skip
 
 
@@ -462,8 +478,27 @@ def wrong_dtype(facts: SpeedFacts) -> Finding | None:
     return finding(
         facts, "speed/wrong-dtype", "forward", f"{percent(seen.share)} of a step's work is done in float64", seen.where,
         Fix("Compute in float32: cast the data where they come in.", "x = torch.from_numpy(table).float()"),
-        in_float64=percent(seen.share), in_float32=gain(facts, "float32"),
+        in_float64=percent(seen.share),
     )  # fmt: skip
+
+
+@rule(
+    code="speed/cpu-device",
+    title="The model computes on the CPU, and a GPU is there.",
+    symptom="The GPU's monitor shows nothing; all cores are busy.",
+    cause="The model, or a part of it, was never moved: `.to(device)` of a tensor gives a copy that has to be used.",
+    confirm="`next(model.parameters()).device`.",
+    fix="`model.to('cuda')` before the optimizer is made, and `batch.to('cuda')` in the loop.",
+    reference="https://docs.pytorch.org/docs/stable/notes/cuda.html",
+)
+def cpu_device(facts: SpeedFacts) -> Finding | None:
+    computing = sum(map(facts.seconds, ("forward", "backward", "optimizer")))
+    if not facts.cards or not facts.on_cpu or computing < WORTH_MOVING:
+        return None
+    name = facts.on_cpu[0]
+    title = f"`{name}` computes on the CPU, and {count(facts.cards, 'GPU')} can be used"
+    fix = Fix("Move the model before the optimizer is made.", f"{name}.to('cuda')")
+    return finding(facts, "speed/cpu-device", "forward", title, Where(module=name), fix, GPUs=facts.cards)
 
 
 @rule(
@@ -491,6 +526,26 @@ def small_kernels(facts: SpeedFacts) -> Finding | None:
 
 
 @rule(
+    code="speed/communication-bound",
+    title="The processes wait for one another's gradients.",
+    symptom="Two GPUs are hardly faster than one; the GPUs' use drops at the end of each backward.",
+    cause="Collectives take longer than the work that they could hide behind.",
+    confirm="The step inside `model.no_sync()`.",
+    fix="Accumulate gradients over some batches (`no_sync`), larger batches, bf16 gradients, a faster interconnect.",
+    reference="https://docs.pytorch.org/docs/stable/notes/ddp.html",
+)
+def communication_bound(facts: SpeedFacts) -> Finding | None:
+    share = facts.share("communication")
+    if share < HALF:
+        return None
+    fix = Fix("Exchange gradients every few batches.", "with model.no_sync(): loss.backward()")
+    return finding(
+        facts, "speed/communication-bound", "sync", f"Collectives take {percent(share)} of a step", NOWHERE, fix,
+        communication=percent(share),
+    )  # fmt: skip
+
+
+@rule(
     code="speed/host-sync",
     title="The step reads single values, and the GPU waits each time.",
     symptom="The GPU is half idle though no data are waited for; a profile shows the host in cudaStreamSynchronize.",
@@ -513,27 +568,8 @@ def host_sync(facts: SpeedFacts) -> Finding | None:
     return finding(
         facts, "speed/host-sync", "sync", f"The host reads {number} values a step at one line{effect}", reads.where,
         Fix("Collect tensors, and read them together, now and then.", "values = torch.stack(values).tolist()"),
-        reads_a_step=number, reads_dropped=gain(facts, proof),
+        reads_a_step=number,
     )  # fmt: skip
-
-
-@rule(
-    code="speed/cpu-device",
-    title="The model computes on the CPU, and a GPU is there.",
-    symptom="The GPU's monitor shows nothing; all cores are busy.",
-    cause="The model, or a part of it, was never moved: `.to(device)` of a tensor gives a copy that has to be used.",
-    confirm="`next(model.parameters()).device`.",
-    fix="`model.to('cuda')` before the optimizer is made, and `batch.to('cuda')` in the loop.",
-    reference="https://docs.pytorch.org/docs/stable/notes/cuda.html",
-)
-def cpu_device(facts: SpeedFacts) -> Finding | None:
-    computing = sum(map(facts.seconds, ("forward", "backward", "optimizer")))
-    if not facts.cards or not facts.on_cpu or computing < WORTH_MOVING:
-        return None
-    name = facts.on_cpu[0]
-    title = f"`{name}` computes on the CPU, and {count(facts.cards, 'GPU')} can be used"
-    fix = Fix("Move the model before the optimizer is made.", f"{name}.to('cuda')")
-    return finding(facts, "speed/cpu-device", "forward", title, Where(module=name), fix, GPUs=facts.cards)
 
 
 @rule(
@@ -555,7 +591,7 @@ def slow_attention(facts: SpeedFacts) -> Finding | None:
         fix = Fix("Let them run: leave out what switches them off.", "torch.backends.cuda.enable_flash_sdp(True)")
     return finding(
         facts, "speed/slow-attention", "forward", f"Attention runs as plain products: {seen.what}", seen.where, fix,
-        calls=percent(seen.share), fused=gain(facts, "fused attention"),
+        calls=percent(seen.share),
     )  # fmt: skip
 
 
@@ -579,59 +615,10 @@ def launch_bound(facts: SpeedFacts) -> Finding | None:
         facts, "speed/launch-bound", "forward", title, NOWHERE,
         Fix("Train with a larger batch.", "DataLoader(..., batch_size=2 * batch_size)"),
         Fix("Start all kernels at once.", "model = torch.compile(model, mode='reduce-overhead')"),
-        twice_the_batch=f"{figures(more)} times the samples a second" if more else "",
     )  # fmt: skip
-
-
-@rule(
-    code="speed/communication-bound",
-    title="The processes wait for one another's gradients.",
-    symptom="Two GPUs are hardly faster than one; the GPUs' use drops at the end of each backward.",
-    cause="Collectives take longer than the work that they could hide behind.",
-    confirm="The step inside `model.no_sync()`.",
-    fix="Accumulate gradients over some batches (`no_sync`), larger batches, bf16 gradients, a faster interconnect.",
-    reference="https://docs.pytorch.org/docs/stable/notes/ddp.html",
-)
-def communication_bound(facts: SpeedFacts) -> Finding | None:
-    share = facts.share("communication")
-    if share < HALF:
-        return None
-    fix = Fix("Exchange gradients every few batches.", "with model.no_sync(): loss.backward()")
-    return finding(
-        facts, "speed/communication-bound", "sync", f"Collectives take {percent(share)} of a step", NOWHERE, fix,
-        communication=percent(share),
-    )  # fmt: skip
-
-
-@rule(
-    code="speed/slowing-down",
-    title="Every step does more work than the one before.",
-    symptom="Steps per second fall during the run; a restart makes it fast again.",
-    cause="A list, a graph or a tensor grows with each step, and each step goes over all of it.",
-    confirm="Ops and elements of an early and of a late step, which the report counts.",
-    fix="Detach what is kept, keep a running value or the last few in place of all.",
-    reference=TUNING,
-)
-def slowing_down(facts: SpeedFacts) -> Finding | None:
-    seen = facts.slower
-    if seen is None or seen.after < GROWN * seen.before:
-        return None
-    times = f"{figures(seen.ratio)} times"
-    work = f"{figures(seen.after)} {seen.what} in place of {figures(seen.before)}"
-    return finding(
-        facts, "speed/slowing-down", "forward",
-        f"Steps become slower: the last ones take {times} the first ones, with {work}", seen.where,
-        Fix("Keep a running value, or the last few.", "total = 0.9 * total + 0.1 * value.detach()"), slower=times,
-    )  # fmt: skip
-
-
-ORDER = (
-    compile_recompiles, loader_bound, checkpoint_too_often, transfer_bound, eval_too_often, slowing_down, no_kv_cache,
-    redundant_work, wrong_dtype, cpu_device, small_kernels, communication_bound, host_sync, slow_attention,
-    launch_bound,
-)  # fmt: skip
-"""What hides the rest comes first: of a training that waits for its data the step hardly matters."""
 
 
 def name_cause(facts: SpeedFacts) -> Finding | None:
-    return next((found for check in ORDER if (found := check(facts)) is not None), None)
+    """The rules in their order: what hides the rest comes first. Of a training that waits for its data the step hardly
+    matters."""
+    return next((found for check in declared(__name__) if (found := check(facts)) is not None), None)
