@@ -157,6 +157,12 @@ def statements_at(file: str, line: int) -> list[ast.stmt]:
     return [node for node in covering if _head_end(node) - node.lineno == least]
 
 
+def loops_around(file: str, line: int) -> list[ast.For | ast.AsyncFor | ast.While]:
+    """The loops that a line is in, their heads included, the outermost first."""
+    loops = [n for n in nodes_of(file) if isinstance(n, (ast.For, ast.AsyncFor, ast.While))]
+    return sorted((n for n in loops if n.lineno <= line <= (n.end_lineno or 0)), key=lambda n: n.lineno)
+
+
 def function_at(file: str, line: int) -> ast.AST | None:
     """The innermost function around a line; the whole file where there is none."""
     around = [

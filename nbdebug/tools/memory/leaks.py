@@ -30,7 +30,7 @@ import nbdebug
 from nbdebug.observe import locations as sites
 from nbdebug.observe.backward import graph_nodes
 from nbdebug.observe.locations import Site, at_site
-from nbdebug.observe.sources import tree_of
+from nbdebug.observe.sources import loops_around, tree_of
 from nbdebug.observe.variables import attributes, closure_variables
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import SMALL, Leak
@@ -74,10 +74,8 @@ TAKES = frozenset({"clear", "pop", "popleft", "popitem", "remove", "discard", "c
 
 def collected_near(site: Site | None) -> tuple[str, Site | None]:
     """The variable that the loop around a line adds to, with its graph, and where; ("", None) where there is none."""
-    tree = tree_of(site.file) if site is not None else None
-    loops = [n for n in ast.walk(tree) if isinstance(n, (ast.For, ast.While))] if tree is not None else []
-    around = [n for n in loops if site is not None and n.lineno <= site.line <= (n.end_lineno or 0)]
-    within: Iterable[Any] = ast.walk(max(around, key=lambda n: n.lineno)) if around else ()
+    around = loops_around(site.file, site.line) if site is not None else []
+    within: Iterable[Any] = ast.walk(around[-1]) if around else ()
     for node in within:
         call = node.value if isinstance(node, ast.Expr) else None
         name = ast.unparse(node.target) if isinstance(node, ast.AugAssign) else ""

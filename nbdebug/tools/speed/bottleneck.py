@@ -27,22 +27,9 @@ from nbdebug.observe.validation import check_count, check_step, models_of, names
 from nbdebug.report import Plot, Report, RuledOut, Symptom, Table, Where
 from nbdebug.robust_stats import rank_correlation
 from nbdebug.text import clip, count, duration, figures, percent
-from nbdebug.tools.speed import cures
-from nbdebug.tools.speed.clock import Clock, Training, apart, branch_line, drive, until
-from nbdebug.tools.speed.rules import (
-    BATCHED,
-    DATA,
-    PHASES,
-    WAITING,
-    WAITS,
-    Recompiles,
-    Slower,
-    SpeedCure,
-    SpeedFacts,
-    WorkShare,
-    middle_half,
-    name_cause,
-)
+from nbdebug.tools.speed import cures, rules
+from nbdebug.tools.speed.clock import Clock, Training, apart, branch_line, run
+from nbdebug.tools.speed.rules import DATA, PHASES, SpeedCure, SpeedFacts, WorkShare, middle_half
 
 CALL = "bottleneck(step, model=, optimizer=)"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -124,10 +111,8 @@ def time_training(
 def measure(training: Training, steps: int, try_cures: bool = True) -> SpeedFacts:
     """The facts: the steps by the clock, the ops of some in a copy, and the experiments that decide."""
     facts = SpeedFacts()
-    clock = training.clock(until(steps, SECONDS), looking=True)
     seen = apart(training, lambda: cures.observe(training))
-    with clock:
-        drive(training, clock, steps)
+    clock = run(training, steps, SECONDS, looking=True)
     _clocked(facts, clock)
     _devices(facts, training)
     own = seen is None and torch.cuda.is_initialized() and not training.whole
@@ -167,7 +152,7 @@ def _clocked(facts: SpeedFacts, clock: Clock) -> None:
         inside = [Site(file, int(line), function) for file, line, function in _FRAME.findall(text)][-1:]
         site = (inside or caller) if guard.startswith(("self.", "L['self']")) else (caller or inside)
         where = at_site(Where(phase="forward"), next(iter(site), None))
-        facts.recompiles = Recompiles(where, reasons, value[1] if value else "")
+        facts.recompiles = rules.Recompiles(where, reasons, value[1] if value else "")
 
 
 def _devices(facts: SpeedFacts, training: Training) -> None:
@@ -191,22 +176,22 @@ def _trend(facts: SpeedFacts, training: Training, ran: int) -> None:
     if late is not None and facts.work and late["work"]:
         before, after = facts.work, late["work"]
         what = max(after, key=lambda name: after[name] / max(before[name], 1))
-        facts.slower = Slower(late["largest"], ratio, what, before[what], after[what])
+        facts.slower = rules.Slower(late["largest"], ratio, what, before[what], after[what])
 
 
 def _try(facts: SpeedFacts, training: Training) -> None:
     """The experiments that decide, one for each cause that comes into question, until one is left; then what else there
     is to try."""
     facts.trying = True
-    while (cause := name_cause(facts)) is not None:
+    while (cause := rules.name_cause(facts)) is not None:
         trial = cures.trial_of(cause.code, facts)
         if trial is None or facts.cure(trial.name) is not None:
             break
         facts.cures.append(cures.try_cure(training, trial, facts))
     facts.trying = False
-    if facts.share(DATA) > WAITS and facts.workers == 0:
+    if facts.share(DATA) > rules.WAITS and facts.workers == 0:
         facts.cures.append(cures.with_workers(training, 2, facts.seconds()))
-    cause = name_cause(facts)
+    cause = rules.name_cause(facts)
     if cause is None:
         half = cures.SpeedTrial("autocast to bfloat16", cures.autocast, seconds=1.0)
         cuda = [cures.SpeedTrial("TF32", cures.tf32, seconds=1.0)] if facts.device == "cuda" else []
@@ -226,7 +211,7 @@ def _try(facts: SpeedFacts, training: Training) -> None:
 
 
 def report_of(facts: SpeedFacts, question: str, subject: str, goal: float | None = None) -> Report:
-    found = name_cause(facts)
+    found = rules.name_cause(facts)
     tables = [table for table in (cures_table(facts), lines_table(facts), phases_table(facts)) if table.rows]
     return Report(
         question,
@@ -310,7 +295,7 @@ def lines_table(facts: SpeedFacts) -> Table:
 def ruled_out(facts: SpeedFacts) -> Iterator[RuledOut]:
     if not facts.steps:
         return
-    waiting = f"{percent(facts.share(DATA))} of the time is waiting (from {percent(WAITING)} on)"
+    waiting = f"{percent(facts.share(DATA))} of the time is waiting (from {percent(rules.WAITING)} on)"
     yield RuledOut("loader-bound", waiting)
     if not facts.unchecked:
         yield RuledOut("redundant-work", f"{percent(facts.repeated.share)} of the work repeats an earlier one")
@@ -318,7 +303,7 @@ def ruled_out(facts: SpeedFacts) -> Iterator[RuledOut]:
     reads = max((each.per_step for each in facts.reads), default=0.0)
     yield RuledOut("host-sync", f"{count(round(reads), 'read')} a step at one line")
     if facts.loop is not None:
-        batched = f"one batch would be {figures(facts.loop.gain, 2)} times as fast (from {BATCHED:g} on)"
+        batched = f"one batch would be {figures(facts.loop.gain, 2)} times as fast (from {rules.BATCHED:g} on)"
         yield RuledOut("small-kernels", batched)
     for phase, code in (("saving", "checkpoint-too-often"), ("validating", "eval-too-often")):
         if facts.share(phase):

@@ -1,10 +1,7 @@
 """The clock of a training: whose time each moment of a step is, from where torch itself is entered and left; and the
 training under it, called step by step or as the loop that it is.
 
-    with training.clock(ended) as clock:
-        loop()                               # the user's own
-    clock.steps                              # StepTimes, one for each step
-    drive(training, clock, steps)            # the same, for a step of the user's that has to be called
+    run(training, steps).steps               # StepTimes, one for each step, of the user's loop, or step by step
     apart(training, experiment)              # in a copy: what it does to models, files and generators is gone with it
 
 Nothing of the models is hooked, so that compiled code stays as it is: the loader's `__next__`, autograd's engine, the
@@ -24,13 +21,14 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import Any
 
@@ -81,20 +79,21 @@ ASIDE = frozenset({DATA, "saving"})
 
 
 class Clock:
-    """ended: called after each whole step with its number; it may raise to end the loop. driven: the caller says when a
-    step ends (`tick`); else each update of the first optimizer that steps ends one. looking: whether a thread looks at
-    the user's lines. update: the lines on the stack of the first update; recompiles: torch's words on each compilation
-    that it repeated since a guard failed, and the line that called the code, if any. aside, batch: called where work
-    that is not the model's begins and ends, and with each batch. places: by phase the seconds that end at each of the
-    user's lines, where files are written and tensors moved. waits: 2 for a step of a GPU with a wait at each border, 1
-    for one at its end, 0 for none."""
+    """See `run`. driven: the caller says when a step ends (`tick`); else each update of the first optimizer that steps
+    ends one. update: the lines on the stack of the first update; recompiles: torch's words on each compilation that it
+    repeated since a guard failed, and the line that called the code, if any. aside, batch: called where work that is
+    not the model's begins and ends, and with each batch. places: by phase the seconds that end at each of the user's
+    lines, where files are written and tensors moved."""
 
-    def __init__(self, optimizers: Iterable[Any], ended: Callable[[int], None], driven: bool, looking: bool) -> None:
+    def __init__(
+        self, training: Training, ended: Callable[[Clock, int], Any], waits: Callable[[int], int], looking: bool
+    ) -> None:
         self.parameters: dict[int, Any] = {}
         self._judges_eval = True
-        for optimizer in optimizers:
+        for optimizer in training.optimizers.values():
             self._learn(optimizer)
-        self.ended, self.driven, self.cuda = ended, driven, torch.cuda.is_available() and torch.cuda.is_initialized()
+        self.ended, self.waits, self.driven = ended, waits, not training.whole
+        self.cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
         self.steps: list[StepTimes] = []
         self.lines: dict[Site, float] = collections.defaultdict(float)
         self.places: dict[str, dict[Site, float]] = collections.defaultdict(lambda: collections.defaultdict(float))
@@ -115,7 +114,6 @@ class Clock:
         self._updates = OptimizerWatch(self._before_update, self._after_update, self._thread)
         self._over = threading.Event()
         self._looks = threading.Thread(target=self._look, name="nbdebug-speed", daemon=True) if looking else None
-        self.waits: Callable[[int], int] = waits_in_turn
         self._begin(time.perf_counter())
         self._first_optimizer: int | None = None
 
@@ -159,7 +157,7 @@ class Clock:
         self.steps.append(StepTimes(dict(self._phases), self._samples, self._compiled, synced))
         self._phases.clear()
         try:
-            self.ended(len(self.steps))
+            self.ended(self, len(self.steps))
         finally:
             self._begin(time.perf_counter())
 
@@ -326,10 +324,6 @@ def branch_line(lines: tuple[Site, ...], trunk: tuple[Site, ...]) -> Site | None
     return branch or (lines[0] if lines else None)
 
 
-FEW = 6
-"""Steps that are run whatever they take."""
-
-
 @dataclasses.dataclass
 class Training:
     """call: a step of no arguments, a step of a batch (then with its loader), or a whole loop (`whole`). losses: what
@@ -343,12 +337,36 @@ class Training:
     names: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     losses: list[Any] = dataclasses.field(default_factory=list)
 
-    def clock(self, ended: Callable[[int], None], looking: bool = False) -> Clock:
-        return Clock(self.optimizers.values(), ended, driven=not self.whole, looking=looking)
+
+def run(
+    training: Training,
+    steps: int,
+    seconds: float = math.inf,
+    few: int = 6,
+    ended: Callable[[Clock, int], Any] = lambda clock, number: None,
+    waits: Callable[[int], int] = waits_in_turn,
+    looking: bool = False,
+) -> Clock:
+    """The training under a clock until so many steps have ended, or its data have, or so many seconds have passed since
+    its first step and `few` steps are done. ended: called before the first step and after each, with their number.
+    waits: by the number 2 for a step of a GPU with a wait at each border, 1 for one at its end, 0 for none. looking:
+    whether a thread looks at the user's lines."""
+    begun: list[float] = []
+
+    def step_ended(clock: Clock, number: int) -> None:
+        begun.append(time.monotonic())
+        if number >= steps or (number >= few and begun[-1] - begun[0] > seconds):
+            stop_training()
+        ended(clock, number)
+
+    with Clock(training, step_ended, waits, looking) as clock:
+        ended(clock, 0)
+        drive(training, clock, steps, few)
+    return clock
 
 
-def drive(training: Training, clock: Clock, steps: int) -> None:
-    """Call the training until `steps` steps have ended, its data have, or what the clock calls has stopped it."""
+def drive(training: Training, clock: Clock, steps: int, few: int) -> None:
+    """Call the training until it has made its steps, its data have ended, or what the clock calls has stopped it."""
     batches = endless(training.loader) if training.loader is not None else None
     try:
         while len(clock.steps) < steps:
@@ -363,7 +381,7 @@ def drive(training: Training, clock: Clock, steps: int) -> None:
             clock.updates_since = 0
             if clock.driven:
                 clock.tick()
-            elif training.whole or len(clock.steps) - before >= FEW or len(clock.steps) == before:
+            elif training.whole or len(clock.steps) - before >= few or len(clock.steps) == before:
                 break
     except TrainingStopped:
         pass
@@ -397,18 +415,6 @@ def _note(training: Training, result: Any) -> None:
     elif isinstance(loss, torch.Tensor) and loss.numel() == 1:
         with _disable_current_modes():
             training.losses.append(loss.detach())  # read at the end: a step has no wait of ours
-
-
-def until(steps: int, seconds: float) -> Callable[[int], None]:
-    """Ends a training after so many steps, or after so many seconds where FEW steps have ended."""
-    begun: list[float] = []
-
-    def ended(number: int) -> None:
-        begun.append(time.monotonic())
-        if number >= steps or (number >= FEW and begun[-1] - begun[0] > seconds):
-            stop_training()
-
-    return ended
 
 
 def apart(training: Training, experiment: Callable[[], Any], seconds: float = 60.0) -> Any:

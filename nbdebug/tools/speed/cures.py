@@ -34,20 +34,10 @@ from nbdebug.observe.modules import eager
 from nbdebug.observe.snapshot import accelerators_in_use
 from nbdebug.observe.sources import nodes_of
 from nbdebug.observe.sources import source as text_of
-from nbdebug.observe.step_hooks import Patches, stop_training
+from nbdebug.observe.step_hooks import Patches
 from nbdebug.observe.tensors import fingerprint, tensors_in
 from nbdebug.report import Where
-from nbdebug.tools.speed.clock import (
-    MOVES,
-    READS,
-    WRITERS,
-    Training,
-    apart,
-    drive,
-    endless,
-    until,
-    users_lines,
-)
+from nbdebug.tools.speed.clock import MOVES, READS, WRITERS, Clock, Training, apart, endless, run, users_lines
 from nbdebug.tools.speed.ops import OpWatch, attention_refused
 from nbdebug.tools.speed.rules import DATA, FREE, NOTHING, SpeedCure, SpeedFacts, WorkShare
 
@@ -67,21 +57,13 @@ def observe(training: Training, first: int = 0) -> dict[str, Any]:
     """What the ops of some steps show: attributes of SpeedFacts, by name. first: how many steps are left out before."""
     loaders = any(isinstance(value, DataLoader) for value in training.names.values())
     watch = OpWatch(salted=training.loader is None and not training.whole and not loaders)
-    begun, last = time.monotonic(), first + OBSERVED
 
-    def begin(number: int) -> None:
+    def ended(clock: Clock, number: int) -> None:
         if number == first:
             watch.first = first
             stack.enter_context(watch)
+            clock.batch, clock.aside = watch.batch, watch.step_aside
         watch.begin_step(number, clock.parameters)
-
-    def ended(number: int) -> None:
-        nonlocal begun
-        if number == max(first, 1) and training.whole:  # what comes before a loop is no part of its steps
-            begun = time.monotonic()
-        if number >= last or (number > first and time.monotonic() - begun > OBSERVED_SECONDS):
-            stop_training()
-        begin(number)
         if number == 1 and training.whole:
             watch.begin_anew()
 
@@ -91,13 +73,10 @@ def observe(training: Training, first: int = 0) -> dict[str, Any]:
 
     patches = Patches()
     with eager(), contextlib.ExitStack() as stack:
-        clock = stack.enter_context(training.clock(ended))  # the first in: it exchanges some of the same methods
         stack.callback(patches.undo)
         patches.put(dataloader._MultiProcessingDataLoaderIter, "__init__", without_modes)
         watch.watch_calls(patches)
-        clock.batch, clock.aside = watch.batch, watch.step_aside
-        begin(0)
-        drive(training, clock, last)
+        clock = run(training, first + OBSERVED, OBSERVED_SECONDS, first + 1, ended)
     if clock.steps and watch.step >= len(clock.steps):
         watch.step = len(clock.steps) - 1
     watch.drop_waits()
@@ -124,7 +103,7 @@ def _seen(watch: OpWatch, training: Training) -> dict[str, Any]:
 def loading_line(training: Training) -> Where:
     """The user's line at which the time of the loader ends: its lines are followed for a second, in this process."""
     times: dict[Site, float] = collections.defaultdict(float)
-    begun, patches = time.monotonic(), Patches()
+    patches = Patches()
     last: tuple[Site | None, float] = (None, 0.0)
 
     def note(site: Site | None) -> None:
@@ -143,19 +122,16 @@ def loading_line(training: Training) -> Where:
 
     def aside(aside: bool) -> None:
         note(None)
-        sys.settrace(called if aside and clock.label == DATA else None)
+        sys.settrace(called if aside else None)
 
     def here(begin: Callable[..., Any], loader: Any) -> Any:
         for name in ("num_workers", "timeout"):
             patches.set(loader, name, 0)
         return begin(loader)
 
-    clock = training.clock(lambda number: stop_training() if time.monotonic() - begun > LOADING_SECONDS else None)
-    clock.aside = aside
     try:
         patches.put(DataLoader, "__iter__", here)
-        with clock:
-            drive(training, clock, LOADED)
+        run(training, LOADED, LOADING_SECONDS, 1, ended=lambda clock, number: setattr(clock, "aside", aside))
     finally:
         sys.settrace(None)
         patches.undo()
@@ -206,21 +182,13 @@ def kernels(training: Training, steps: int = 3) -> tuple[float, float]:
     """Of a step on a GPU: how many kernels run, and the seconds in which at least one of them does."""
     profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
 
-    def ended(number: int) -> None:
+    def ended(clock: Clock, number: int) -> None:
         if number == 1:
-            profile.start()
-        if number > steps:
-            stop_training()
+            stack.enter_context(profile)
 
-    clock = training.clock(ended)
-    clock.waits = lambda step: 1
-    try:
-        with warnings.catch_warnings(), clock:
-            warnings.simplefilter("ignore")  # the profiler's own
-            drive(training, clock, steps + 1)
-    finally:
-        if clock.steps:
-            profile.stop()
+    with warnings.catch_warnings(), contextlib.ExitStack() as stack:
+        warnings.simplefilter("ignore")  # the profiler's own
+        clock = run(training, steps + 1, ended=ended, waits=lambda step: 1)
     events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
     cuda = [e for e in events if e.device_type() == torch._C._autograd.DeviceType.CUDA]
     spans = sorted((e.start_ns(), e.end_ns()) for e in cuda if not e.name().startswith(("Memcpy", "Memset")))
@@ -303,24 +271,20 @@ def try_cure(training: Training, what: SpeedTrial, facts: SpeedFacts) -> SpeedCu
 
 
 def _paired(training: Training, what: SpeedTrial, block: int) -> SpeedCure:
-    switch, begun = Switch(), time.monotonic()
+    switch, few = Switch(), 2 + 4 * block + 2 * (block == 1)
 
     def is_on(step: int) -> bool:
         return step == 1 or (step > 1 and (step - 2) // block % 4 in (1, 2))
 
-    def ended(number: int) -> None:
-        rows = number - 2
-        late = rows >= 4 * block + 2 * (block == 1) and time.monotonic() - begun > what.seconds
-        if rows >= 2 * PAIRS or (late and rows % (2 * block) == 0):
-            stop_training()
+    def ended(clock: Clock, number: int) -> None:
         switch.turn(is_on(number))
 
-    clock = training.clock(ended)
-    clock.waits = lambda step: int((step - 2) % block == block - 1)
+    def at_ends(step: int) -> int:
+        return int((step - 2) % block == block - 1)
+
     try:
         what.change(training, switch)
-        with clock:
-            drive(training, clock, 2 * PAIRS + 2)
+        clock = run(training, 2 * PAIRS + 2, what.seconds, few, ended, at_ends)
     finally:
         if switch.on:
             switch.turn(False)
@@ -436,7 +400,7 @@ def _memory(switch: Switch, modules: Callable[[], Iterable[Any]], key_of: Callab
     """These modules, which the first step has made, answer what they answered before."""
 
     def turned(on: bool) -> None:
-        for module in dict.fromkeys(modules()) if switch.turns == 1 else ():
+        for module in dict.fromkeys(modules()) if switch.turns == 2 else ():
             switch.put(module, "forward", switch.answering(functools.partial(key_of, module)))
 
     switch.turned = turned
@@ -558,11 +522,9 @@ def median_step(
     """Seconds of a step of a copy, after those that warm up, where a change can't be turned on and off; None where it
     can't be tried. inside: makes a context of all steps."""
 
-    def run() -> float:
-        clock = training.clock(until(steps, 2 * SECONDS))
-        clock.waits = lambda step: 1
-        with inside(), clock:
-            drive(training, clock, steps)
+    def seconds() -> float:
+        with inside():
+            clock = run(training, steps, 2 * SECONDS, waits=lambda step: 1)
         return statistics.median(step.total for step in clock.steps[warm:])
 
-    return apart(training, run, 10 * SECONDS)
+    return apart(training, seconds, 10 * SECONDS)

@@ -28,7 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from nbdebug.observe.locations import ENGINE, OPTIMIZER, USER, Site, at_site, code_kind, site_of, users_frames
 from nbdebug.observe.ops import WatchMode
-from nbdebug.observe.sources import names_stored, nodes_of
+from nbdebug.observe.sources import loops_around, names_stored
 from nbdebug.observe.step_hooks import Patches
 from nbdebug.observe.tensors import base_name, fingerprint, tensors_in
 from nbdebug.report import Where
@@ -439,12 +439,9 @@ def _loops_at(code: CodeType, line: int) -> tuple[tuple[tuple[str, int], tuple[s
     if code.co_name in ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"):
         targets = tuple(name for name in code.co_varnames if not name.startswith("."))
         return (((file, code.co_firstlineno), targets),)
-    loops = [node for node in nodes_of(file) if isinstance(node, (ast.For, ast.While, ast.AsyncFor))]
-    around = [
-        n for n in loops if code.co_firstlineno <= n.lineno and n.body[0].lineno <= line <= (n.body[-1].end_lineno or 0)
-    ]
-    stored = [set[str]() if isinstance(n, ast.While) else names_stored(n.target) for n in around]
-    return tuple(sorted(((file, n.lineno), tuple(names)) for n, names in zip(around, stored)))
+    first, around = code.co_firstlineno, loops_around(file, line)
+    around = [n for n in around if n.lineno >= first and n.body[0].lineno <= line <= (n.body[-1].end_lineno or 0)]
+    return tuple(((file, n.lineno), () if isinstance(n, ast.While) else tuple(names_stored(n.target))) for n in around)
 
 
 def attention_refused(args: Any, kwargs: Any) -> str:

@@ -26,6 +26,7 @@ from nbdebug.observe.sources import (
     edit_of,
     function_at,
     functions,
+    loops_around,
     names_loaded,
     nodes,
     nodes_of,
@@ -130,12 +131,10 @@ def _without_inference_mode(context: ErrorContext, code: str) -> Iterator[Edit |
 
 def _moved_inside(file: str, line: ast.stmt, within: int) -> Edit | None:
     """A statement as the first of the loop around line `within` that begins after it."""
-    tree = tree_of(file)
-    loops = [n for n in nodes(tree) if isinstance(n, (ast.For, ast.While))] if tree is not None else []
-    around = [n for n in loops if line.lineno < n.lineno <= within <= (n.end_lineno or 0)]
+    around = [n for n in loops_around(file, within) if line.lineno < n.lineno]
     if not around or not isinstance(line, ast.Assign) or line.lineno != line.end_lineno:
         return None
-    first = min(around, key=lambda n: n.lineno).body[0]
+    first = around[0].body[0]
     text = source(file, line)
     if "{}" in text or "{raw}" in text:
         return None  # these stand for other things in an edit
