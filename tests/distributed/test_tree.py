@@ -1,5 +1,11 @@
-"""The plan for many ranks (in the chapter's docstring), simulated: 256 ranks in one process, digests through a store, a
-tree of comparers. What the tree names is asked for from two ranks alone, and judged by the chapter's rules."""
+"""A plan for many ranks, simulated: with 1,000 ranks no process reads 1,000 logs.
+
+Each rank chains a digest over its calls (number, op, shape, dtype) and writes one record a second into the store: the
+number of calls of each group, and the digest at multiples of 64. A tree of comparers, one for 16 records, passes on one
+record where all agree, else the two that differ; calls, lines and stacks are asked for from those two ranks alone, and
+judged by the chapter's rules. 256 ranks: 87 kB a second through the store (340 bytes a rank; logs would be 400 kB a
+step), 33 ms of work.
+"""
 
 from __future__ import annotations
 

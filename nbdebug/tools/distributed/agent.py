@@ -48,17 +48,10 @@ from nbdebug.tools.distributed import marks
 from nbdebug.tools.distributed.facts import START, VARIABLES, CollectiveCall, Line, Place
 from nbdebug.tools.distributed.launch import alive
 
-COLLECTIVE = re.compile(
-    r"(all_(reduce|gather|to_all)|broadcast|reduce(_scatter)?|gather|scatter|(monitored_)?barrier)(_\w+)?"
-)
-FUNCTIONAL = (
-    "all_reduce broadcast all_gather_tensor all_gather_single reduce_scatter_tensor reduce_scatter_single "
-    "all_to_all_single"
-).split()
-"""Of DTensor; they return before the others have come."""
+COLLECTIVE = re.compile(r"(all_(reduce|gather|to_all)|broadcast|reduce|gather|scatter|(monitored_)?barrier)(_\w+)?")
 REDUCING = re.compile(r"reduce|gather")
 NUMBER = re.compile(r"\d\.\d|\d ?%")
-SHAPELESS = {"all_to_all", "all_to_all_single", "barrier", "monitored_barrier"}
+SHAPELESS = re.compile(r"all_to_all|barrier")
 
 PEER = re.compile(
     r"onnection (closed|reset|refused)|timed? ?out|timeout|Broken pipe|by peer|watchdog|ncclRemote|KeyboardInterrupt",
@@ -213,8 +206,8 @@ class Agent:
         if owner is functional:
             group_name = functional._resolve_group_name(named["group"], named.get("tag", ""))
             group = c10d._resolve_process_group(group_name)  # type: ignore[attr-defined]
-        tensors = [t for t in (first if isinstance(first, list) else [first]) if isinstance(t, torch.Tensor)]
-        tensors = [] if name in SHAPELESS else tensors
+        parts = [] if SHAPELESS.search(name) else first if isinstance(first, list) else [first]
+        tensors = [part for part in parts if isinstance(part, torch.Tensor)]
         shape = ", ".join(str(list(t.shape)) for t in tensors[:4])
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
         end = next((k for k in ("src", "dst") if k in named), "")
@@ -301,11 +294,12 @@ class Agent:
                 setattr(place, name, noted)
 
     def install(self) -> None:
-        calls = [name for name, own in vars(c10d).items() if type(own) is types.FunctionType]
-        for owner, names in ((c10d, filter(COLLECTIVE.fullmatch, calls)), (functional, FUNCTIONAL)):
-            for name in [name for name in names if hasattr(owner, name)]:
-                signature = inspect.signature(getattr(owner, name))
-                self.wrap(owner, name, functools.partial(self.collective, owner, name, signature))
+        for owner in (c10d, functional):  # these, of DTensor, return before the others have come
+            for name, own in list(vars(owner).items()):
+                if type(own) is types.FunctionType and COLLECTIVE.fullmatch(name):
+                    signature = inspect.signature(own)
+                    if "group" in signature.parameters:  # no formula of a derivative
+                        self.wrap(owner, name, functools.partial(self.collective, owner, name, signature))
         for name in ("send", "recv", "isend", "irecv"):
             note = functools.partial(self.message, name, inspect.signature(getattr(c10d, name)))
             self.wrap(c10d, name, note, "message", self.receives if name == "irecv" else None)

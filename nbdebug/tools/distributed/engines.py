@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import ctypes
-import dataclasses
 import datetime
 import gc
 import json
@@ -29,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -55,15 +54,13 @@ Show = Callable[[int, str, Any], None]
 # -- in the notebook --------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class CellOutcome:
+class CellOutcome(NamedTuple):
     """What became of a cell. errors: rank → ipyparallel's error, the first in time first; report: None where nothing is
-    to be told."""
+    to be told; raised: the user's own error of one rank, the first one."""
 
     errors: dict[int, Exception]
-    report: Report | None = None
-    raised: Exception | None = None
-    """The user's own error of one rank, the first one."""
+    report: Report | None
+    raised: Exception | None
 
 
 class Engines:
@@ -298,7 +295,7 @@ class _Run:
 class Member:
     """One rank: its group, what it writes down of a cell, and the thread that frees it."""
 
-    def __init__(self, rank: int, folder: str) -> None:
+    def __init__(self) -> None:
         self.sockets: list[socket.socket] = []
         self.cell, self.freed, self.active, self.name = 0, 0, False, ""
         self.lock = threading.Lock()
@@ -314,7 +311,7 @@ class Member:
         c10d._new_process_group_helper = noting
         if hasattr(os, "register_at_fork"):  # a loader's worker must not delete a group of an earlier cell: that would
             os.register_at_fork(after_in_child=gc.freeze)  # wait for ever for the group's threads, which it has not
-        self.agent = Agent(pathlib.Path(folder), rank)
+        self.agent = Agent(pathlib.Path(), None)
         self.agent.install()
         self.make_group = c10d.init_process_group
         c10d.init_process_group = dist.init_process_group = self.initialise
@@ -470,8 +467,8 @@ def sockets() -> set[tuple[int, int]]:
 member: Any = None
 
 
-def join(rank: int, world: int, host: str, port: int, folder: str, *place: Any) -> None:
+def join(*place: Any) -> None:
     """Become a rank of these processes, as `Member.connect` says."""
     global member
-    member = member or Member(rank, folder)
-    member.connect(rank, world, host, port, folder, *place)
+    member = member or Member()
+    member.connect(*place)

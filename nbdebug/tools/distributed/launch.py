@@ -124,21 +124,23 @@ class Comparer:
 
     def follow(self, question: str, over: Callable[[], bool], printed: Iterable[str] = (), status: Any = int) -> Report:
         """Until the run is over, or a fault is certain: the ranks are then ended first. status: of the launcher."""
-        while not over():
+        sure, seconds = False, 0.0
+        while not sure and not over():
             if self.read():
                 self.facts.output = "".join(list(printed))
-                if certain(self.facts):
-                    seconds = time.monotonic() - self.began
-                    time.sleep(2 * POLL)
-                    self.read_while(lambda: locates(self.facts), LOCATE)
-                    self.stop()
-                    self.facts.over = True
-                    return report_of(self.facts, question, seconds)
-            self.notice()
+                sure = certain(self.facts)
+            seconds = time.monotonic() - self.began
             time.sleep(POLL)
-        self.read()
-        self.facts.output, self.facts.over = "".join(list(printed)), True
-        return report_of(self.facts, question, time.monotonic() - self.began, status())
+            self.notice()
+        if sure:
+            time.sleep(POLL)
+            self.read_while(lambda: locates(self.facts), LOCATE)
+            self.stop()
+        else:
+            self.read()
+            self.facts.output = "".join(list(printed))
+        self.facts.over = True
+        return report_of(self.facts, question, seconds, 0 if sure else status())
 
     def processes(self) -> list[int]:
         starts = [log.one("start") for log in self.facts.ranks.values()]

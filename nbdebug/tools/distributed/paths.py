@@ -317,12 +317,6 @@ def argument_line(facts: RanksFacts, line: Sequence[Any], word: str, keyword: st
     return (line[0], number, "")
 
 
-def find(facts: RanksFacts, file: str, wanted: Any) -> Line | None:
-    """The first node of a file for which `wanted` holds."""
-    nodes = (node for node in ast.walk(parsed(facts, file)) if hasattr(node, "lineno") and wanted(node))
-    return next(((file, node.lineno, "") for node in nodes), None)
-
-
 def left_out_at(facts: RanksFacts, log: RankLog, parts: Sequence[str]) -> Line | None:
     """Where a rank's last step went past a part of the model, which has these attributes in its name: the branch that
     went past its use more often than in any step before; else one without marks; else, where steps before have used it,

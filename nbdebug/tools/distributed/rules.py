@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from nbdebug.registry import rule
+from nbdebug.registry import declared, rule
 from nbdebug.report import Finding, Fix, Link, Where
 from nbdebug.text import clip, count, listed, percent
 from nbdebug.tools.distributed import paths
@@ -103,7 +103,8 @@ def _given_at(facts: RanksFacts, event: dict[str, Any], argument: str, *variable
     if line and argument:
         line = paths.argument_line(facts, line, argument) if argument in facts.text(line) else line
         return paths.argument_line(facts, line, "", argument)
-    return line and (paths.find(facts, line[0], lambda node: any(_sets(node, v) for v in variables)) or line)
+    nodes: Any = ast.walk(paths.parsed(facts, line[0])) if line else ()
+    return next(((line[0], n.lineno, "") for n in nodes if any(_sets(n, v) for v in variables)), line)
 
 
 def _sets(node: ast.AST, variable: str) -> bool:
@@ -270,18 +271,15 @@ def _attributes(parameter: str) -> list[str]:
 def _made_at(facts: RanksFacts, parameter: str, late: bool = False) -> Any:
     """Where the module of a parameter is made: below the line of the wrapper, where it came `late`; else that line."""
     begin = first([event["lines"][0] for event in facts.all("wrapper") if event["lines"]])
-    kinds: list[type[ast.AST]] = [ast.Assign] + [ast.Call] * late  # `model.add_module("head", …)`
+    kinds: list[Any] = [ast.Assign, *[ast.Call] * late]  # `model.add_module("head", …)`
     for part in _attributes(parameter):
         for file in facts.sources:
             low = begin[1] if late and begin and begin[0] == file else 0
-            for kind in kinds:
-
-                def made(node: Any, kind: Any = kind, low: int = low, part: str = part) -> bool:
-                    parts = getattr(node, "targets", None) or getattr(node, "args", [node])
-                    return isinstance(node, kind) and node.lineno > low and _speaks_of(part, parts)
-
-                if place := paths.find(facts, file, made):
-                    return place
+            nodes: Any = [*ast.walk(paths.parsed(facts, file))]
+            nodes = [n for kind in kinds for n in nodes if isinstance(n, kind) and n.lineno > low]
+            for node in nodes:
+                if _speaks_of(part, getattr(node, "targets", None) or node.args):
+                    return file, node.lineno, ""
     return begin
 
 
@@ -457,6 +455,8 @@ def rank_killed(facts: RanksFacts) -> Finding | None:
     title = f"The process of rank {log.rank} has ended with {how} and no error in Python"
     return finding("rank-raised", title, at(facts, line, log.rank), fix, last_call=str(log.last or ""))
 
+
+FATAL = (*declared(__name__), rank_killed)
 
 # -- silent faults ----------------------------------------------------------------------------------------------------
 
@@ -681,14 +681,7 @@ def metric_not_reduced(facts: RanksFacts) -> Iterator[Finding]:
             yield finding("metric-not-reduced", title, at(facts, line), fix, batches_in_common=common)
 
 
-FATAL = (
-    world_size_wrong, env_incomplete, rendezvous_mismatch, port_in_use, unused_parameters, rank_nonfinite, rank_raised,
-    uneven_steps, collective_mismatch, message_missing, rank_killed,
-)  # fmt: skip
-SILENT = (
-    weights_diverged, shared_file, missing_sampler, set_epoch_missing, no_sync_missing, reduced_twice,
-    metric_not_reduced,
-)  # fmt: skip
+SILENT = declared(__name__)[len(FATAL) - 1 :]
 
 
 def name_cause(facts: RanksFacts) -> Finding | None:
