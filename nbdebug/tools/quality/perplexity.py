@@ -32,6 +32,7 @@ ELEMENTS = 1 << 24
 """Logits in float64 that are held at a time: 128 MiB."""
 EXACT, ROUNDED = 3e-4, 1e-2
 """Relative difference of two numbers that are one: computed in float32, or in half precision."""
+INPUT_MASK = "the mask of the inputs is taken for that of the targets, so that the first padding of a text counts"
 LOSSES = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss", "criterion", "loss_fn")
 
 
@@ -113,11 +114,12 @@ def _judged(
         return (), (), (RuledOut("a wrong perplexity", f"reported {figures(number, 5)}, computed {right}"),), number
     problems = []
     for code in dict.fromkeys(codes):
+        sign = "input mask" if code == "padding-counted" and INPUT_MASK in words else code
         title = f"The reported perplexity, {figures(number, 4)}, is what comes out where {words}; it is {right}"
         with same_random_numbers():
-            fix = tried(reported, code, pad_id, own.value) if len(codes) == 1 else None
+            fix = tried(reported, sign, pad_id, own.value) if len(codes) == 1 else None
         evidence = {"reported": number, "with the mistake": value, "right": own.value}
-        problems.append(Evidence(f"quality/{code}", title, values=evidence, where=where_of(reported, code), fix=fix))
+        problems.append(Evidence(f"quality/{code}", title, values=evidence, where=where_of(reported, sign), fix=fix))
     return tuple(problems), (), (), number
 
 
@@ -188,9 +190,10 @@ def _of_batch(logits: Any, ids: Any, mask: Any, pad_id: int | None, windows: Any
         ("targets are shifted twice", ahead): (_nll(logits[:, :-2], known[:, 2:]), real[:, 2:]),
         ("targets are shifted the wrong way", ahead): (_nll(logits[:, 1:], known[:, :-1]), real[:, :-1]),
     }
+    nll, targets = _nll(logits[:, :-1], known[:, 1:]), known[:, 1:].cpu().numpy()
+    rivals[INPUT_MASK, "padding-counted"] = nll, real[:, :-1]
     if windows is not None:
         rivals["texts are cut into windows without overlap", "window-without-stride"] = windows(known, real)
-    nll, targets = _nll(logits[:, :-1], known[:, 1:]), known[:, 1:].cpu().numpy()
     return TokenLosses(nll, real[:, 1:], targets, logits.shape[2], rivals)
 
 
@@ -362,7 +365,7 @@ def functions_of(evaluate: Any) -> list[FunctionType]:
     return [own, *(f for f in called if isinstance(f, FunctionType) and f.__code__.co_filename == file)]
 
 
-def place(evaluate: Any, code: str) -> tuple[str, ast.expr] | None:
+def place(evaluate: Any, sign: str) -> tuple[str, ast.expr] | None:
     """(file, expression) at which the mistake stands in the user's function; None where it can't be told."""
     for function in functions_of(evaluate):
         file, first = function.__code__.co_filename, function.__code__.co_firstlineno
@@ -372,8 +375,12 @@ def place(evaluate: Any, code: str) -> tuple[str, ast.expr] | None:
             if isinstance(node, (ast.FunctionDef, ast.Lambda))
             and min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))]) == first
         ]
-        inner = [node for node in (ast.walk(body[0]) if body else ()) if isinstance(node, (ast.Call, ast.BinOp))]
-        for fits in SIGNS[code]:
+        inner = [
+            node
+            for node in (ast.walk(body[0]) if body else ())
+            if isinstance(node, (ast.Call, ast.BinOp, ast.Subscript))
+        ]
+        for fits in SIGNS[sign]:
             match = [node for node in inner if fits(node)]
             if match:
                 return file, min(match, key=lambda node: (node.lineno, node.col_offset))
@@ -415,21 +422,36 @@ def _division(node: ast.AST) -> bool:
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
 
 
+def _last_left_out(node: ast.AST) -> bool:
+    """`x[:, :-1]` or `x[..., :-1]`."""
+    last = getattr(node, "slice", None)
+    last = last.elts[-1] if isinstance(last, ast.Tuple) and last.elts else last
+    return isinstance(last, ast.Slice) and last.lower is None and ast.unparse(last) == ":-1"
+
+
+def _mask_of_inputs(node: ast.AST) -> bool:
+    """The same of what is called a mask, or of a comparison."""
+    base = node.value if isinstance(node, ast.Subscript) and _last_left_out(node) else None
+    named = [part for part in ast.walk(base) if isinstance(part, ast.Compare) or "mask" in _name(part)] if base else ()
+    return bool(named)
+
+
 _MEAN = _call("mean", "fmean", "nanmean", "average")
 SIGNS: dict[str, tuple[Callable[[ast.AST], bool], ...]] = {
     "padding-counted": (_without_padding, _MEAN, _division, _call(*LOSSES, "gather")),
+    "input mask": (_mask_of_inputs, _division, _MEAN),
     "mean-of-perplexities": (_call("exp"), _power_of_two, _MEAN, _division),
     "mean-of-batches": (_MEAN, _division, _call("exp")),
     "wrong-base": (_power_of_two, _call("exp2", "log2"), _call("exp")),
     "labels-not-shifted": (_loss_of_two, _call(*LOSSES), _call("gather", "take_along_axis", "take_along_dim"), _MEAN),
     "window-without-stride": (_call("range"), _call("split", "chunk", "unfold"), _call(*LOSSES)),
 }
-"""Code → what stands at the mistake, the surest sign first."""
+"""Code, or "input mask" → what stands at the mistake, the surest sign first."""
 
 
-def where_of(evaluate: Any, code: str) -> Where:
+def where_of(evaluate: Any, sign: str) -> Where:
     """The user's line; an empty Where where `evaluate` is a number, or the line can't be told."""
-    found = place(evaluate, code) if callable(evaluate) else None
+    found = place(evaluate, sign) if callable(evaluate) else None
     if found is None:
         return Where()
     file, node = found
@@ -437,18 +459,11 @@ def where_of(evaluate: Any, code: str) -> Where:
     return Where(file=file, line=node.lineno, text=text, cell=cell_name(file))
 
 
-def tried(evaluate: Any, code: str, pad_id: int | None, right: float) -> Fix | None:
+def tried(evaluate: Any, sign: str, pad_id: int | None, right: float) -> Fix | None:
     """The edit that leaves padding out, run in the user's own function; None where the number is not right then."""
-    wanted = callable(evaluate) and code == "padding-counted" and pad_id is not None
-    found = place(evaluate, code) if wanted else None
-    if found is None or not isinstance(found[1], ast.Call) or not _without_padding(found[1]):
-        return None
-    file, node = found[0], found[1]
-    if isinstance(node.func, ast.Call):  # nn.CrossEntropyLoss()(logits, targets)
-        node = node.func
-    if _name(node) not in LOSSES[:4]:
-        return None
-    edit = sources.edit_of(file, sources.with_keyword(file, node, "ignore_index", str(pad_id)))
+    found = place(evaluate, sign) if callable(evaluate) and pad_id is not None else None
+    changes = _changes(*found, sign, str(pad_id)) if found is not None else {}
+    edit = sources.edit_of(found[0], changes) if found is not None and changes else None
     if edit is None:
         return None
     with sources.edited_functions(edit) as exchanged:
@@ -456,6 +471,18 @@ def tried(evaluate: Any, code: str, pad_id: int | None, right: float) -> Fix | N
     if not near(value, right, ROUNDED):
         return None
     return Fix.of("Leave padding out of the mean.", edit, True, {"perplexity with it": figures(value, 4)})
+
+
+def _changes(file: str, node: ast.expr, sign: str, pad_id: str) -> dict[ast.AST, str]:
+    """What is written anew: the mask's slice, or the loss with padding ignored."""
+    if sign == "input mask" and isinstance(node, ast.Subscript) and _last_left_out(node):
+        last = node.slice.elts[-1] if isinstance(node.slice, ast.Tuple) else node.slice
+        return {last: "1:"}
+    if sign != "padding-counted" or not isinstance(node, ast.Call) or not _without_padding(node):
+        return {}
+    if isinstance(node.func, ast.Call):  # nn.CrossEntropyLoss()(logits, targets)
+        node = node.func
+    return sources.with_keyword(file, node, "ignore_index", pad_id) if _name(node) in LOSSES[:4] else {}
 
 
 def number_of(evaluate: Any) -> float:
