@@ -194,3 +194,31 @@ def test_early_stop() -> None:
         nbdebug.EarlyStop(patience=0)
     with pytest.raises(RuntimeError, match="no weights"):
         nbdebug.EarlyStop().restore()
+
+
+def test_one_label_is_no_fault_where_pairs_of_scores_are_compared() -> None:
+    """The first of each pair is the better one, so that all labels are 1; their difference can't be large for all."""
+    torch.manual_seed(3)
+    pairs = torch.randn(400, 2, 6)
+    worth = pairs[..., 0] + pairs[..., 1] ** 2
+    pairs = pairs.gather(1, worth.argsort(1, descending=True)[..., None].expand(-1, -1, 6))
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    loader = DataLoader(TensorDataset(pairs, torch.ones(400)), batch_size=40, shuffle=True)
+
+    def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        scores = model(batch[0]).squeeze(-1)
+        return nn.functional.binary_cross_entropy_with_logits(scores[:, 0] - scores[:, 1], batch[1])
+
+    def train(callback: Any) -> None:
+        for step in range(12):
+            for batch in loader:
+                optimizer.zero_grad()
+                loss = loss_fn(model, batch)
+                loss.backward()
+                optimizer.step()
+                callback(step, loss.item())
+
+    parts: Any = {"model": model, "optimizer": optimizer, "loss_fn": loss_fn, "train_loader": loader}
+    assert not nbdebug.diagnose(train, **parts, progress=False).findings
+    assert not nbdebug.preflight(model, loader, loss_fn, optimizer=optimizer).findings

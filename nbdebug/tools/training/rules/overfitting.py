@@ -47,9 +47,6 @@ NOTHING = 1e-12
 """A loss below this is zero."""
 TOLD_APART = 0.9
 """Of pairs of validation samples with two labels, whose scores come in one order (or as often in the other)."""
-TARGETS = 32
-"""Targets of which one value is no accident."""
-
 SORTED = 0.3
 """Runs of equal labels over what a shuffled order would have."""
 DECIMALS = 5
@@ -757,8 +754,10 @@ def zero_loss(facts: TrainingFacts) -> Finding | None:
         return finding(
             "zero-loss", title, ["label", "loss", "discriminator"], [fix], run=run, place=run.places.get("backward")
         )
-    if signs.both_zero(run) and (title := _one_target(facts.static)):
-        return finding("zero-loss", title, ["loss_fn", "train_loader"], [PRINT_LOSS_INPUTS], run=run)
+    if why := _one_target(facts.static, run):
+        title = f"The loss goes to zero because {why}"
+        fix = signs.OTHER_CLASS if "class" in why else PRINT_LOSS_INPUTS
+        return finding("zero-loss", title, ["loss_fn", "train_loader"], [fix], run=run)
     if not all(zeros[:ZEROS]) or sum(zeros) < 0.5 * len(zeros):
         return None
     norm = max(signs.finite(run.gradient_norms), default=0.0)
@@ -776,7 +775,7 @@ def zero_loss(facts: TrainingFacts) -> Finding | None:
 
 def _zero_before_training(static: StaticFacts) -> Finding | None:
     """Exactly zero at the start with no gradient at all, or every label the same."""
-    labels, call = static.labels, next(iter(static.loss_calls), None)
+    call = next(iter(static.loss_calls), None)
     if static.loss is None:
         return None
     if abs(static.loss) <= NOTHING and static.trained and not any(p.gradient for p in static.trained):
@@ -786,9 +785,8 @@ def _zero_before_training(static: StaticFacts) -> Finding | None:
         elif call is not None and call.ignored == 1:
             why = "all targets are ignored"
         title = f"The loss is exactly zero before training begins, and no parameter gets a gradient: {why}"
-    elif labels is not None and labels.one_label(TARGETS):
-        title = f"All {labels.total:,} labels are {labels.one_label(TARGETS)}: the loss goes to zero and the model "
-        title += "learns nothing"
+    elif why := signs.one_label(static):
+        title = f"{why.capitalize()}. The loss goes to zero and the model learns nothing"
     else:
         return None
     place = None if call is None else call.where
@@ -796,15 +794,15 @@ def _zero_before_training(static: StaticFacts) -> Finding | None:
     return finding("zero-loss", title, ["loss_fn", "train_loader"], [PRINT_LOSS_INPUTS], place=place, evidence=evidence)
 
 
-def _one_target(static: StaticFacts) -> str:
-    """What all targets are, in a sentence; "" where they differ."""
-    labels, call = static.labels, next(iter(static.loss_calls), None)
-    if labels is not None and (label := labels.one_label(TARGETS)):
-        return f"Both losses go to zero because all {labels.total:,} labels are {label}: there is one class"
-    if call is None or call.target_low is None or (static.batch_size or 0) < TARGETS // 4:
+def _one_target(static: StaticFacts, run: TrainingRunFacts) -> str:
+    """What all targets are, in a sentence; "" where they differ, or the loss does not fall towards zero."""
+    if signs.loss_left(run) < signs.HALF_DONE and (sentence := signs.one_label(static)):
+        return sentence
+    call, few = next(iter(static.loss_calls), None), (static.batch_size or 0) < signs.TARGETS // 4
+    if few or call is None or call.target_low is None or not signs.both_zero(run):
         return ""
     same = call.target_low == call.target_high and not call.ignored
-    return f"Both losses go to zero because all targets are {figures(call.target_low)}" if same else ""
+    return f"all targets are {figures(call.target_low)}" if same else ""
 
 
 def _rounded(run: TrainingRunFacts, zeros: Sequence[bool]) -> bool:

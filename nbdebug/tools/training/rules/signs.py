@@ -555,8 +555,11 @@ def rescaling(run: TrainingRunFacts) -> Experiment | None:
     return next((e for e in done if helps(e)), done[-1] if done else None)
 
 
-BOTH_ZERO = 0.01
-"""Share of the first loss, on training and on validation batches, below which a run ends with nothing left to learn."""
+BOTH_ZERO, HALF_DONE = 0.01, 0.5
+"""Share of the first loss, on training and on validation batches, below which a run ends with nothing left to learn;
+the share that is left where one answer for all is being learned."""
+TARGETS = 32
+"""Targets of which one value is no accident."""
 
 
 def both_zero(run: TrainingRunFacts) -> bool:
@@ -566,6 +569,15 @@ def both_zero(run: TrainingRunFacts) -> bool:
     first, end = run.evaluations[0], run.evaluations[-1]
     assert first.val is not None and end.val is not None
     return 0 <= end.train < BOTH_ZERO * first.train and 0 <= end.val < BOTH_ZERO * first.val
+
+
+def one_label(static: StaticFacts) -> str:
+    """The one label of all, in a sentence; "" where there are others, or a part of the loss is for the other one. Of
+    pairs of scores the first may always be the better: no constant makes their difference large."""
+    call, labels = static.only_call, static.labels
+    if call is None or labels is None or (call.activation or "").strip("_r") == "sub" or not labels.one_label(TARGETS):
+        return ""
+    return f"all {labels.total:,} labels are {labels.one_label(TARGETS)}: there is one class"
 
 
 # -- findings in sentences ---------------------------------------------------------------------------------------------
@@ -619,6 +631,7 @@ CURES = {
     "reference": ("a model that is too simple", "with a network of two hidden layers of 128 units"),
 }
 """By the beginnings of their names, the cause that an experiment would cure and how it was tried, in a sentence."""
+OTHER_CLASS = Fix("Add samples of another class, such as pairs that nobody chose.", "label = torch.zeros(len(drawn))")
 PRINT_LOSS_INPUTS = Fix(
     "Print what goes into the loss.",
     "outputs, targets = model(batch[0]), batch[1]\n"
