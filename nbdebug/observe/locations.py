@@ -44,7 +44,9 @@ _STDLIB = tuple(
 _COMPILED = (".pyx", ".pxi", ".pxd", ".so", ".pyd", ".c", ".cpp", ".rs")
 """Ends of the file names that compiled code gives to its frames: where they lie is not known, and no line is shown."""
 _GENERATED = ("<frozen", "<eval_with_key>", "<decorator-gen-", "<attrs generated", "<stringsource>")
-_kinds: dict[CodeType, int] = {}
+_kinds: dict[int, tuple[int, CodeType]] = {}
+"""By the id of a code, which is held so that the id stays its own: the hash of a code is that of all its instructions,
+and took most of the time of a walk along a stack."""
 
 
 class Site(NamedTuple):
@@ -87,10 +89,12 @@ def kind_of(code: CodeType) -> int:
     return SKIP if file.startswith(_STDLIB) else USER
 
 
-@functools.lru_cache(maxsize=4096)
 def code_kind(code: CodeType) -> int:
     """The same, found once for each code."""
-    return kind_of(code)
+    known = _kinds.get(id(code))
+    if known is None:
+        known = _kinds[id(code)] = kind_of(code), code
+    return known[0]
 
 
 def users_frames(frame: FrameType | None, until: Container[CodeType | str] = ()) -> Iterator[FrameType]:
@@ -112,9 +116,7 @@ def locate() -> StackLines:
     library, inner, optimizer = None, None, False
     while frame is not None:
         code = frame.f_code
-        kind = _kinds.get(code)
-        if kind is None:
-            kind = _kinds[code] = kind_of(code)
+        kind = code_kind(code)
         if kind == USER:
             return StackLines(site_of(frame), library, optimizer, inner or frame, (code, frame.f_lasti))
         if kind == ENGINE:

@@ -236,7 +236,8 @@ def _magnitudes(tensors: list[torch.Tensor]) -> list[list[tuple[int, torch.Tenso
     for number, tensor in enumerate(tensors):
         values = dense(tensor)
         assert values is not None, "only for tensors that can be read"
-        values = values.detach()
+        if values.requires_grad:
+            values = values.detach()
         if values.is_complex():
             values = torch.view_as_real(values.resolve_conj())
         elif values.dtype in _NO_SUM:
