@@ -57,7 +57,8 @@ def test_the_answer_is_that_of_the_process_that_trained(tmp_path, options) -> No
     found = nbdebug.open_record(tmp_path / "r")
     (trip,) = found.trips
     assert (trip.step, trip.no_replay, trip.no_weights, trip.problems) == (BAD, "", "", ())
-    assert list(found.runs[0].columns.step) == list(range(BAD + 1)) and found.runs[0].alarms == [BAD]
+    steps = list(found.runs[0].columns.step)  # what a GPU has computed is read up to two steps later
+    assert steps == list(range(len(steps))) and BAD < len(steps) <= BAD + 3 and found.runs[0].alarms == [BAD]
     fresh = Net(0.3).cuda()
     drawn = torch.get_rng_state(), torch.cuda.get_rng_state()
     again = found.replay(fresh)

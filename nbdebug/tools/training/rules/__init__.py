@@ -55,8 +55,8 @@ ORDER = (
     "class-ignored",
     "label-noise",
     "accumulation-scale",
-    "loss-spike",
     "scheduler-order",
+    "loss-spike",
     "zero-loss",
     "bad-init",
     "dead-relu",
@@ -74,7 +74,7 @@ ORDER = (
 )
 """Most telling first: what is certain once it is seen, then what an experiment has shown, then what remains."""
 
-FOLLOWS = frozenset(ORDER[ORDER.index("loss-spike") :]) - {"scheduler-order"}
+FOLLOWS = frozenset(ORDER[ORDER.index("loss-spike") :])
 """What may be a consequence: it is folded into a cause that stands before it in ORDER."""
 
 
