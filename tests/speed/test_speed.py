@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 import nbdebug
 from nbdebug.__main__ import main
 from nbdebug.report import Where
-from nbdebug.tools.speed import clock, ops
+from nbdebug.tools.speed import clock, cures, ops
 from nbdebug.tools.speed.bottleneck import OWN, RECENT, WARM, SpeedWatch, load_times, share_of, slower
 from nbdebug.tools.speed.rules import Loop, SpeedCure, SpeedFacts, StepTimes, WorkShare, name_cause
 from tests.shell import started
@@ -288,3 +288,32 @@ for on in (True, False):
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_profiler_that_is_on_is_named_and_the_step_is_timed_without_it() -> None:
+    model, optimizer, loader = training()
+
+    def step(batch: list[torch.Tensor]) -> None:
+        loss = model(batch[0]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True):
+        report = nbdebug.bottleneck(step, loader=loader, model=model, optimizer=optimizer, steps=8)
+    finding = report.findings[0]
+    assert finding.code == "speed/debug-mode" and "torch.profiler.profile(" in (finding.where.text or "")
+    assert "times as fast" in finding.evidence["without a profiler"]
+
+
+def test_the_trial_without_anomaly_detection_leaves_it_as_it_was_asked_for() -> None:
+    """Around the steps, and in each of them: it is off in those of the trial alone."""
+    switch = cures.Switch()
+    with torch.autograd.set_detect_anomaly(True):
+        cures.no_anomaly_detection(None, switch)
+        for on in (True, False, True, False):
+            switch.turn(on)
+            assert torch.is_anomaly_enabled() is not on
+        switch.undo()
+        assert torch.is_anomaly_enabled()
+    assert not torch.is_anomaly_enabled()

@@ -24,6 +24,7 @@ from nbdebug.interrupts import interruptible, uninterrupted
 from nbdebug.observe.locations import Site, at_site
 from nbdebug.observe.step_hooks import StepHook
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, needed, optimizers_of
+from nbdebug.process import can_copy
 from nbdebug.report import Plot, Report, RuledOut, Symptom, Table, Where
 from nbdebug.robust_stats import rank_correlation
 from nbdebug.text import clip, count, duration, figures, percent
@@ -124,7 +125,7 @@ def measure(training: Training, steps: int, try_cures: bool = True) -> SpeedFact
         facts.unchecked.append("The ops of a step: they are followed in a copy of the process, which failed")
     elif not own:
         _trend(facts, training, len(clock.steps))
-    if facts.device == "cuda":
+    if facts.device == "cuda" and rules.PROFILER not in clock.modes:  # there is one at a time
         facts.kernels = cures.kernels(training) if own else apart(training, lambda: cures.kernels(training))
     if facts.share(DATA) > 0.3:
         facts.places[DATA] = apart(training, lambda: cures.loading_line(training)) or Where()
@@ -144,6 +145,8 @@ def _clocked(facts: SpeedFacts, clock: Clock) -> None:
     if clock.validations:
         ends["validating"] = branch_line(clock.validations[-1], clock.update)
     facts.places = {label: at_site(Where(), site) for label, site in ends.items()}
+    facts.modes = clock.modes
+    facts.places |= {mode: cures.mode_line(mode, {*clock.lines, *clock.update}) for mode in clock.modes}
     if clock.recompiles:
         reasons = tuple(reason.split("\n")[0][:160] for reason, _ in clock.recompiles)
         text, caller = clock.recompiles[-1]
@@ -184,7 +187,7 @@ def _try(facts: SpeedFacts, training: Training) -> None:
     is to try."""
     facts.trying = True
     while (cause := rules.name_cause(facts)) is not None:
-        trial = cures.trial_of(cause.code, facts)
+        trial = cures.trial_of(cause, facts)
         if trial is None or facts.cure(trial.name) is not None:
             break
         facts.cures.append(cures.try_cure(training, trial, facts))
@@ -204,6 +207,9 @@ def _try(facts: SpeedFacts, training: Training) -> None:
         predicted = statistics.median(slow) / statistics.median(quick) if slow and quick else None
         measured = statistics.median(slow) / fast if slow and fast else None
         facts.cures.append(SpeedCure("no torch.compile", predicted, measured))
+    elif cause.evidence.get("mode") == rules.PROFILER and can_copy():
+        slow, fast = cures.median_step(training, 7, 1), cures.median_step(training, 7, 1, cures.unprofiled)
+        facts.cures.append(SpeedCure(f"without {rules.PROFILER}", None, slow / fast if slow and fast else None))
     elif cause.code == "speed/small-kernels" and facts.loop is not None:  # no change of ours: it is the user's text
         saved = facts.loop.of_time * (1 - 1 / facts.loop.gain) * (facts.share("forward") + facts.share("backward"))
         why = f"its ops alone: {figures(facts.loop.gain)} times as fast, measured"

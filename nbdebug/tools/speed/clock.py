@@ -43,7 +43,7 @@ from nbdebug.observe.snapshot import StepState
 from nbdebug.observe.step_hooks import Patches, TrainingStopped, stop_training
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.process import can_copy, in_copy
-from nbdebug.tools.speed.rules import DATA, FREE, StepTimes
+from nbdebug.tools.speed.rules import ANOMALY, BLOCKING, DATA, FREE, PROFILER, StepTimes
 
 LOOK = 0.005
 """Seconds between two looks at the user's code: 1.02 to 1.08 of a step; each millisecond would cost up to 1.3."""
@@ -83,7 +83,8 @@ class Clock:
     ends one. update: the lines on the stack of the first update; recompiles: torch's words on each compilation that it
     repeated since a guard failed, and the line that called the code, if any. aside, batch: called where work that is
     not the model's begins and ends, and with each batch. places: by phase the seconds that end at each of the user's
-    lines, where files are written and tensors moved."""
+    lines, where files are written and tensors moved. modes: how often backward began with each of torch's modes for
+    debugging on."""
 
     def __init__(
         self, training: Training, ended: Callable[[Clock, int], Any], waits: Callable[[int], int], looking: bool
@@ -102,6 +103,7 @@ class Clock:
         self.validations: list[tuple[Site, ...]] = []
         self.update: tuple[Site, ...] = ()
         self.recompiles: list[tuple[str, tuple[Site, ...]]] = []
+        self.modes: collections.Counter[str] = collections.Counter()
         self.backwards, self.eval_batches, self.workers, self.updates_since = 0, 0, 0, 0
         self.batch: Callable[[Any], None] = lambda batch: None
         self.aside: Callable[[bool], None] = lambda aside: None
@@ -255,6 +257,7 @@ class Clock:
             self._phases[FORWARD] += self._phases.pop("validating", 0.0)
             self._judges_eval = False
         self.backwards += 1
+        self.modes.update(debug_modes())
         self.enter("backward")
         self._before_backward = False
 
@@ -296,6 +299,16 @@ class Clock:
                 self.lines[site_of(line)] += now - last
             del frame, line
             last = now
+
+
+def debug_modes() -> Iterator[str]:
+    """Torch's modes for debugging that are on."""
+    if torch.is_anomaly_enabled():
+        yield ANOMALY
+    if torch._C._autograd._profiler_enabled():
+        yield PROFILER
+    if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1" and torch.cuda.is_initialized():
+        yield BLOCKING
 
 
 def waits_in_turn(step: int) -> int:

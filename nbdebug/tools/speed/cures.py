@@ -13,6 +13,8 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import linecache
+import re
 import statistics
 import sys
 import time
@@ -29,17 +31,18 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
 from nbdebug.observe.items import loader_like
-from nbdebug.observe.locations import USER, Site, at_site, code_kind, site_of, users_frames
+from nbdebug.observe.locations import USER, Site, at_site, code_kind, other_cells, site_of, users_frames
 from nbdebug.observe.modules import eager
 from nbdebug.observe.snapshot import accelerators_in_use
 from nbdebug.observe.sources import nodes_of
 from nbdebug.observe.sources import source as text_of
 from nbdebug.observe.step_hooks import Patches
 from nbdebug.observe.tensors import fingerprint, tensors_in
-from nbdebug.report import Where
+from nbdebug.observe.variables import is_user_module
+from nbdebug.report import Finding, Where
 from nbdebug.tools.speed.clock import MOVES, READS, WRITERS, Clock, Training, apart, endless, run, users_lines
 from nbdebug.tools.speed.ops import OpWatch, attention_refused
-from nbdebug.tools.speed.rules import DATA, FREE, NOTHING, SpeedCure, SpeedFacts, WorkShare
+from nbdebug.tools.speed.rules import ANOMALY, DATA, FREE, NOTHING, PROFILER, SpeedCure, SpeedFacts, WorkShare
 
 PAIRS, SECONDS = 20, 2.5
 """Of an experiment: steps with and without, at most; and the time after which three of each are enough."""
@@ -47,6 +50,11 @@ OBSERVED, OBSERVED_SECONDS = 3, 8.0
 """Steps whose ops are followed, and the time after which the first must do."""
 LOADED, LOADING_SECONDS = 100, 1.0
 """Batches, and seconds, in which the lines of a loader are followed."""
+TURNED_ON = {
+    ANOMALY: re.compile(r"\bdetect_anomaly *[(=](?! *False)|\bset_(detect_anomaly|anomaly_enabled) *\((?! *False)"),
+    PROFILER: re.compile(r"(?<!def )\b(profile|emit_nvtx|emit_itt) *\("),
+}
+"""What is called for a mode, or the argument of a trainer's for it."""
 DOUBLE = (".double()", "float64", "torch.double", "set_default_dtype", "DoubleTensor")
 NUMPY = ("from_numpy", "np.", "numpy.")
 """What makes a value double, and what may: numpy's usual floats are."""
@@ -136,6 +144,19 @@ def loading_line(training: Training) -> Where:
         sys.settrace(None)
         patches.undo()
     return at_site(Where(phase="input"), max(times, key=times.__getitem__, default=None))
+
+
+def mode_line(mode: str, lines: Iterable[Site]) -> Where:
+    """The user's line that turns a mode on: in the files of these lines, in other cells, or in other modules."""
+    files = dict.fromkeys(line.file for line in lines)
+    files |= dict.fromkeys(cell for file in files for cell in other_cells(file))
+    modules = [module for name, module in list(sys.modules.items()) if is_user_module(name)]
+    files |= dict.fromkeys(getattr(module, "__file__", None) or "" for module in modules)
+    for file in files if mode in TURNED_ON else ():
+        for number, text in enumerate(linecache.getlines(file), 1):
+            if TURNED_ON[mode].search(text.partition("#")[0]):
+                return at_site(Where(phase="forward"), Site(file, number, ""))
+    return Where(phase="forward")
 
 
 # -- double precision, attention ---------------------------------------------------------------------------------------
@@ -437,6 +458,18 @@ def autocast(training: Training, switch: Switch) -> None:
     switch.within(lambda: torch.autocast(device, torch.bfloat16))
 
 
+def no_anomaly_detection(training: Training, switch: Switch) -> None:
+    asked = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+    def setting(original: Callable[..., Any], mode: bool, check_nan: bool = True) -> None:
+        nonlocal asked
+        asked = mode, check_nan
+        original(mode and not switch.on, check_nan)
+
+    switch.put(torch, "set_anomaly_enabled", setting)
+    switch.turned, switch.used = lambda on: torch.set_anomaly_enabled(*asked), 1
+
+
 def tf32(training: Training, switch: Switch) -> None:
     products, switch.used = torch.backends.cuda.matmul, 1
     try:
@@ -475,15 +508,17 @@ def doubled(training: Training, switch: Switch) -> None:
     through(training, switch, lambda read: tree_map(twice, read()))
 
 
-def trial_of(code: str, facts: SpeedFacts) -> SpeedTrial | None:
+def trial_of(cause: Finding, facts: SpeedFacts) -> SpeedTrial | None:
     """The experiment that decides about a cause; None where there is none, or where this machine can't tell."""
-    if code == "speed/host-sync" and facts.device == "cpu":
+    reads_of_host = cause.code == "speed/host-sync" and facts.device == "cpu"
+    if reads_of_host or cause.evidence.get("mode", ANOMALY) != ANOMALY:
         return None
     kept = facts.validations / facts.eval_batches if facts.eval_batches else 0.0
     busy, work = facts.busy or 1.0, facts.share("forward") + facts.share("backward")
     fused = 1 / (1 - 0.9 * facts.attention.of_forward * work)
     trials = {
         "loader-bound": SpeedTrial("the same batch again", same_batch, DATA),
+        "debug-mode": SpeedTrial(f"without {ANOMALY}", no_anomaly_detection),
         "checkpoint-too-often": SpeedTrial("no saving", no_saving, "saving"),
         "transfer-bound": SpeedTrial("batches that are on the GPU", no_copies, "copy"),
         "eval-too-often": SpeedTrial(
@@ -495,7 +530,7 @@ def trial_of(code: str, facts: SpeedFacts) -> SpeedTrial | None:
         "slow-attention": SpeedTrial("fused attention", fused_attention, predicted=fused),
         "launch-bound": twice_the_batch(facts),
     }
-    return trials.get(code.removeprefix("speed/"))
+    return trials.get(cause.code.removeprefix("speed/"))
 
 
 def twice_the_batch(facts: SpeedFacts) -> SpeedTrial:
@@ -511,6 +546,13 @@ def with_workers(training: Training, number: int, base: float) -> SpeedCure:
     other = loader_like(loader, sampler=loader.sampler, num_workers=number, persistent_workers=True)
     measured = median_step(dataclasses.replace(training, loader=other), 15, 3)
     return SpeedCure(name, None, base / measured) if measured else SpeedCure(name, why_not=NOT_TRIED)
+
+
+@contextlib.contextmanager
+def unprofiled() -> Iterator[None]:
+    """For a copy alone: a profiler that is on does not go on."""
+    torch._C._autograd._disable_profiler()
+    yield
 
 
 def median_step(

@@ -18,6 +18,13 @@ from nbdebug.report import Finding, Fix, Where
 from nbdebug.text import count, duration, figures, percent
 
 NOWHERE, DATA = Where(), "waiting for data"
+ANOMALY, PROFILER, BLOCKING = "anomaly detection", "a profiler", "CUDA_LAUNCH_BLOCKING"
+DEBUG_MODES = {
+    ANOMALY: "torch.autograd.set_detect_anomaly(False)",
+    PROFILER: "profile(schedule=torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1))",
+    BLOCKING: 'os.environ.pop("CUDA_LAUNCH_BLOCKING", None)  # before torch is imported',
+}
+"""Torch's modes for debugging, and what to write in a training."""
 FREE = 4
 """Steps in a row that a GPU runs without a wait of ours."""
 PHASES = (
@@ -138,7 +145,8 @@ class SpeedCure:
 class SpeedFacts:
     """steps: those that count (the first warms up), of `ran`. cards: GPUs that could be used; on_cpu: models without a
     weight on one; kernels: of a step, their number and seconds on a GPU, None where not known. lines: where the time
-    ends, the dearest first; places: the user's line of a phase, where known. slower: steps that grow; double: work in
+    ends, the dearest first; places: the user's line of a phase or a mode, where known. modes: how often
+    backward began in a mode for debugging. slower: steps that grow; double: work in
     float64; repeated: work that was done before; work: "elements" that the "ops" of a step gave, {} where
     not all of them were seen; largest: the line that gave most of them. trying: an experiment that was not made yet
     counts as one that proves, so that the rules name what to try."""
@@ -166,6 +174,7 @@ class SpeedFacts:
     attention: WorkShare = NOTHING
     work: Mapping[str, int] = dataclasses.field(default_factory=dict)
     largest: Where = NOWHERE
+    modes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     cures: list[SpeedCure] = dataclasses.field(default_factory=list)
     unchecked: list[str] = dataclasses.field(default_factory=list)
     trying: bool = False
@@ -232,6 +241,8 @@ COPIES = 0.4
 """Of a step's time, spent in copies to the GPU."""
 REPEATED, REMEMBERED = 0.3, 1.5
 """Of a step's work, and times faster with equal results remembered: less than half of it is enough where both hold."""
+BUSY = 0.9
+"""Of a step the kernels' share: above it a GPU waits for nothing, though the host waits for each of them."""
 IDLE, MORE_ROWS = 0.3, 1.6
 """Of a step the kernels' share, under which a GPU has little to do; rows a second of a step with twice the rows."""
 LAUNCH = 60e-6
@@ -286,6 +297,30 @@ def compile_recompiles(facts: SpeedFacts) -> Finding | None:
         facts, "speed/compile-recompiles", "forward", title, seen.where, fix,
         guard=seen.reasons[-1], recompiled=recompiled,
     )  # fmt: skip
+
+
+@rule(
+    code="speed/debug-mode",
+    title="Anomaly detection, a profiler or another aid to debugging is on while the model trains.",
+    symptom="Steps take many times as long as they should, forward as well as backward, and no line stands out.",
+    cause="`set_detect_anomaly(True)` has each op of the forward keep the stack that called it, and looks for NaN in "
+    "all that backward computes. A profiler (`torch.profiler.profile`, `emit_nvtx`) notes each op. "
+    "`CUDA_LAUNCH_BLOCKING=1` has the host wait for each kernel. It was turned on for a search, and never off.",
+    confirm="The same steps without it: `bottleneck` runs them. `torch.is_anomaly_enabled()` inside of the loop.",
+    fix="Take it out. Where a NaN is looked for, `nan_trace(step)` runs one step; else put `detect_anomaly()` around "
+    "that step alone. Profile a few steps, with a `schedule`.",
+    reference=f"{TUNING}#disable-debugging-apis",
+)
+def debug_mode(facts: SpeedFacts) -> Finding | None:
+    for mode, code in DEBUG_MODES.items():
+        seen, gained = facts.modes.get(mode, 0), facts.gained(f"without {mode}")
+        costs = gained >= 1.1 if mode != BLOCKING else facts.busy is not None and facts.busy < BUSY
+        if costs and seen >= max(2, HALF * facts.backwards):
+            title = f"{mode[0].upper()}{mode[1:]} is on in {seen:,} of {count(facts.backwards, 'step')}"
+            after = {"times as fast": figures(gained)} if gained < math.inf else {}
+            where, fix = facts.places.get(mode, NOWHERE), Fix("Train without it.", code, bool(after) or None, after)
+            return finding(facts, "speed/debug-mode", "forward", title, where, fix, mode=mode)
+    return None
 
 
 @rule(
