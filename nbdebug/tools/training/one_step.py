@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
+import itertools
 import math
 import sys
 import types
@@ -25,8 +27,8 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from nbdebug.observe.backward import graph_leaves
-from nbdebug.observe.locations import Site, at_site, locate
+from nbdebug.observe.backward import graph_leaves, graph_nodes
+from nbdebug.observe.locations import Site, at_site, is_users_file, locate
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.observe.variables import closure_variables
 from nbdebug.report import Where
@@ -54,13 +56,15 @@ DEPTH = 4
 
 @dataclasses.dataclass
 class StepGraph:
-    """gradients: by id of the leaf, None where it got none; reached: ids of the leaves that autograd leads to."""
+    """gradients: by id of the leaf, None where it got none; reached: ids of the leaves that autograd leads to; silent:
+    nodes of the user's own Functions that got a gradient and gave nothing but zeros."""
 
     calls: Calls
     loss: torch.Tensor
     value: float
     reached: set[int]
     gradients: dict[int, torch.Tensor | None]
+    silent: list[Any] = dataclasses.field(default_factory=list)
 
 
 def calls_for(model: nn.Module, batch: Any) -> Calls:
@@ -98,11 +102,34 @@ def step_graph(calls: Calls, loss_fn: LossFn, batch: Any) -> StepGraph:
             f"{type(root).__name__}"
         )
     loss = root if root.dim() == 0 else root.float().mean()
-    leaves = list(leaves_of(loss))
-    grads = torch.autograd.grad(loss, leaves, allow_unused=True) if leaves else ()
+    leaves, silent = list(leaves_of(loss)), list[Any]()
+    with contextlib.ExitStack() as hooks:
+        for node in own_functions(loss):
+            hooks.callback(node.register_hook(functools.partial(_note_silent, silent, node)).remove)
+        grads = torch.autograd.grad(loss, leaves, allow_unused=True) if leaves else ()
     gradients: dict[int, torch.Tensor | None] = {id(leaf): grad for leaf, grad in zip(leaves, grads)}
     calls.retained.append((root, loss, leaves))
-    return StepGraph(calls, root, float(loss.detach()), {id(leaf) for leaf in leaves}, gradients)
+    return StepGraph(calls, root, float(loss.detach()), {id(leaf) for leaf in leaves}, gradients, silent)
+
+
+def own_functions(output: torch.Tensor) -> Iterator[Any]:
+    """The nodes behind this tensor whose derivative the user has written."""
+    for node in graph_nodes([output.grad_fn]):
+        if issubclass(type(node), torch.autograd.function.BackwardCFunction) and is_users_file(_backward(node)[0]):
+            yield node
+
+
+def _backward(node: Any) -> tuple[str, int]:
+    """The file of such a Function's backward, and its last line; ("", 0) where it is not in Python."""
+    code = getattr(getattr(getattr(node, "_forward_cls", None), "backward", None), "__code__", None)
+    return ("", 0) if code is None else (code.co_filename, max(line for *_, line in code.co_lines() if line))
+
+
+def _note_silent(silent: list[Any], node: Any, given: Sequence[Any], got: Sequence[Any]) -> None:
+    """After a backward of the user's own: whether it got a gradient (its outputs') and gave zeros (its inputs')."""
+    got, given = ([t for t in grads if isinstance(t, torch.Tensor)] for grads in (got, given))
+    if given and any(bool(t.any()) for t in got) and not any(bool(t.any()) for t in given):
+        silent.append(node)
 
 
 def leaves_of(loss: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -579,17 +606,36 @@ def detached_places(
         else:
             places.append(_place(calls, call, "left torch", cut_off))
             lost -= cut_off
-    places += [*_flat_places(step, table), *_dropped_losses(step, table)]
+    places += [*_flat_places(step, table), *_silent_backward(step, table, loss), *_dropped_losses(step, table)]
     return tuple(sorted(places, key=lambda place: -len(place.parameters)))
+
+
+def _without_slope(step: StepGraph, table: Sequence[Parameter]) -> set[int]:
+    """The positions of parameters that autograd reaches, and which get zeros alone, where others get more."""
+    gradients = {p.name: p.gradient for p in table if p.trained and p.reached and p.held is not False}
+    zero = {i for i, (name, _) in enumerate(step.calls.parameters) if gradients.get(name) == 0.0}
+    return zero if any(gradients.values()) else set()
+
+
+def _silent_backward(step: StepGraph, table: Sequence[Parameter], loss: Callable[[], float]) -> Iterator[DetachedAt]:
+    """A backward of the user's own that gives zeros for whatever it gets, though the loss changes with what is behind
+    it."""
+    zero, calls = _without_slope(step, table) if step.silent else set[int](), step.calls
+    position = {id(p): i for i, (_, p) in enumerate(calls.parameters)}
+    for function, group in itertools.groupby(step.silent, lambda node: node._forward_cls):
+        nodes = list(group)
+        leaves = (id(node.variable) for node in graph_nodes(nodes) if hasattr(node, "variable"))
+        behind = zero.intersection(position[leaf] for leaf in leaves if leaf in position)
+        if own := {i for i in behind if loss_depends_on([calls.parameters[i][1]], loss)}:
+            file, line = _backward(nodes[0])
+            where = at_site(Where(phase="backward", op=function.__name__), Site(file, line, "backward"))
+            names = tuple(calls.parameters[i][0] for i in sorted(own))
+            yield DetachedAt(f"{function.__name__}.backward", "backward", names, where)
 
 
 def _flat_places(step: StepGraph, table: Sequence[Parameter]) -> list[DetachedAt]:
     """Steps such as round, whose derivative is zero everywhere, behind which all gradients are exactly zero."""
-    calls = step.calls
-    gradients = {p.name: p.gradient for p in table if p.trained and p.reached and p.held is not False}
-    zero = {i for i, (name, _) in enumerate(calls.parameters) if gradients.get(name) == 0.0}
-    if not zero or not any(gradients.values()):
-        return []
+    calls, zero = step.calls, _without_slope(step, table)
     flat = [call for call in calls.calls if call.op in FLAT and call.grad and call.params]
     for call in flat:
         behind = set(calls.positions(call.params))

@@ -214,6 +214,11 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
             "normalization run over a dimension with more than one entry.",
             "ratio = torch.exp(log_prob - stored_log_prob)  # scores.softmax(dim=1), of more than one column",
         ),
+        "backward": (
+            f"`{cut.op}` gives zeros for whatever gradient it gets",
+            "Let the gradient pass where the values lie: compare its mask with the values that come in.",
+            "return grad * (x.abs() <= 1)  # a straight-through estimate, for x from -1 to 1",
+        ),
         "no graph": (
             f"`{cut.op}` without create_graph=True gives constants",
             "Keep the graph of the gradient.",
@@ -229,14 +234,20 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
         ),
     )
     cut_off, trained_ones = [name for d in places for name in d.parameters], len(facts.static.trained)
-    what = "anything but zeros" if cut.how in ("flat", "cancels") else "a gradient"
+    what = "anything but zeros" if cut.how in ("flat", "cancels", "backward") else "a gradient"
     if places == severed and cut.how not in ("cancels", "dropped", "number"):
         what = "the gradient of this part of the loss"
     return finding(
         "detached-graph",
         f"{reason}{at_line(cut.where)}: {listed(names)} never get{'s' if one else ''} {what}"
         + f", though the loss depends on {'it' if one else 'them'}" * (cut.how not in ("dropped", "cancels")),
-        [*names, "forward", "loss_fn", *(["checkpoint"] if cut.how == "checkpoint" else [])],
+        [
+            *names,
+            "forward",
+            "loss_fn",
+            *([cut.how] if cut.how in ("checkpoint", "backward") else []),
+            cut.op.partition(".")[0],
+        ],
         [Fix(title, code)],
         place=cut.where,
         evidence={
