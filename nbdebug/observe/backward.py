@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -23,6 +24,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nbdebug.interrupts import Rescue, uninterrupted
 from nbdebug.observe.locations import StackLines, locate
 from nbdebug.observe.step_hooks import StepHook
+
+UNCHANGED = 0.01
+"""Relative difference of the norms of gradients that nobody has written to in between: far above rounding's."""
 
 
 class Backward(NamedTuple):
@@ -144,7 +148,8 @@ class ScalerWatch:
     """Notifies a listener of enabled GradScalers while attached: a step that one of them skips never reaches the
     optimizer's own hooks. However many watch, the methods are wrapped once, and put back at the end. unscaling:
     `unscale_` begins, called by the user or by `step`; step_began, step_ended: of `step`. call: calls a method of the
-    listener and catches its faults. updating(scaler): before each `update`; called as it is."""
+    listener and catches its faults. updating(scaler), scaling(scaler): before each `update` and `scale`; called as they
+    are."""
 
     _attached: ClassVar[list[ScalerWatch]] = []
     _wrapped: ClassVar[dict[str, tuple[Any, Any]]] = {}  # method: the original, our wrapper
@@ -154,14 +159,15 @@ class ScalerWatch:
         listener: ScalerListener,
         call: Callable[..., Any],
         updating: Callable[[Any], None] = lambda scaler: None,
+        scaling: Callable[[Any], None] = lambda scaler: None,
     ):
-        self.listener, self.call, self.updating = listener, call, updating
+        self.listener, self.call, self.told = listener, call, {"update": updating, "scale": scaling}
 
     def attach(self) -> None:
         self._attached.append(self)
         if not self._wrapped:
             kind = torch.amp.GradScaler
-            for name, wrap in (("unscale_", _unscale), ("step", _step), ("update", _update)):
+            for name, wrap in (("unscale_", _unscale), ("step", _step), ("update", _told), ("scale", _told)):
                 before = getattr(kind, name)
                 self._wrapped[name] = before, wrap(before, self._attached)
                 setattr(kind, name, self._wrapped[name][1])
@@ -209,15 +215,43 @@ def _step(before: Callable, attached: list[ScalerWatch]) -> Callable:
     return step
 
 
-def _update(before: Callable, attached: list[ScalerWatch]) -> Callable:
+def _told(before: Callable, attached: list[ScalerWatch]) -> Callable:
     @functools.wraps(before)
-    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         for watch in list(attached):
-            watch.updating(self)
+            watch.told[before.__name__](self)
         return before(self, *args, **kwargs)
 
-    return update
+    return called
+
+
+class CarriedScale:
+    """Steps of optimizers on gradients that still carry the scale which `GradScaler.scale` has put into their loss.
+    steps: of each, the norm of its gradients, and the scale. Gradients that somebody has changed since the backward
+    don't count: they may have been divided by hand."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[float, float]] = []
+        self._scale: float | None = None  # of the loss that goes backward next
+        self._left: dict[int, tuple[float, float]] = {}  # optimizer -> the norm that a scaled backward left, the scale
+
+    def scaling(self, scaler: Any) -> None:
+        self._scale = float(scaler.get_scale())
+
+    def backward_ended(self, norms: Mapping[int, float]) -> None:
+        """norms: of the gradients, by the optimizer's id."""
+        scale, self._scale = self._scale, None
+        self._left = {} if scale is None else {key: (norm, scale) for key, norm in norms.items()}
+
+    def unscaling(self, optimizer: Any) -> None:
+        self._left.pop(id(optimizer), None)
+
+    def stepping(self, optimizer: Any, norm_of: Callable[[Any], float]) -> None:
+        left, scale = self._left.pop(id(optimizer), (0.0, 1.0))
+        itself = getattr(optimizer, "grad_scale", None) is not None  # a fused one divides by the scale as it steps
+        if 0 < left < math.inf and scale != 1 and not itself and abs(norm_of(optimizer) / left - 1) < UNCHANGED:
+            self.steps.append((left, scale))
 
 
 def input_nodes(node: Any) -> list[Any]:

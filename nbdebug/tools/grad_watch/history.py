@@ -133,7 +133,8 @@ class ScaleHistory:
     attempts since the first that was not skipped; first: for each parameter, in how many of the skipped steps it was
     the first in backward's order whose gradient was not finite; nan: in how many of these it was NaN; growth: the
     scaler's growth interval, in steps, or None; checked: attempts in which scaled gradients were compared with those
-    of the backward; early: their norms before and after, where they were clipped."""
+    of the backward; early: their norms before and after, where they were clipped; carried: the norm and the scale of
+    steps without the scaler, on gradients of a scaled loss."""
 
     def __init__(self, keep: int):
         self.series: ThinnedSeries[tuple[int, float, bool]] = ThinnedSeries(keep)
@@ -145,6 +146,7 @@ class ScaleHistory:
         self.growth: int | None = None
         self.checked = self.early_steps = 0
         self.early: list[tuple[float, float]] = []
+        self.carried: list[tuple[float, float]] = []
         self._ratios: list[float] = []
 
     def add(self, step: int, scale: float, skipped: bool, norms: Mapping[int, float]) -> None:

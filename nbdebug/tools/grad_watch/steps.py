@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.backward import ScalerWatch
+from nbdebug.observe.backward import UNCHANGED, ScalerWatch
 from nbdebug.observe.tensors import GroupNorms, group_norms, is_capturing_graph, reads_asynchronously, unobserved
 from nbdebug.tools.grad_watch.history import StepRow, Total, WatchHistory, doubles, joint_norm
 from nbdebug.tools.grad_watch.probe import GradientProbe, Updates, WatchedParameters, calling_scaler
@@ -119,6 +119,7 @@ class WatchSteps:
             return
         with unobserved():
             changed, fresh = self.gradients.ended()
+            self.scaled.backward_ended(changed)
             if not changed or self._closure > 1:
                 return
             self._closure += self._closure > 0
@@ -173,6 +174,8 @@ class WatchSteps:
             step.parcels += self.scaled.parcels(around, optimizer, step.parcels)
         if not step.measured:
             return
+        if scale is None:
+            step.parcels += self.scaled.left_in(optimizer, numbers, step.parcels)
         again = self._updates_due(step)
         step.again |= self.gradients.unmarked(numbers) if again else set()
         held, before, now = self.gradients.at_the_step(numbers, again)
@@ -242,6 +245,9 @@ class WatchSteps:
             self.history.scales.add(step.number, plain["scale"], skipped, before)
             if step.measured:
                 self.history.scales.written(before, read.get("written", {}))
+        untouched = first and last and self.gradients.trusted and abs(last / first - 1) < UNCHANGED
+        if untouched and plain.get("carried", 1.0) != 1:  # else somebody may have divided them by hand
+            self.history.scales.carried.append((last or 0.0, plain["carried"]))
         self.on_step(step.number)
 
     def _check_versions(self, step: WatchedStep, before: dict[int, float], after: dict[int, float]) -> None:
@@ -315,10 +321,12 @@ class ScalerSteps:
         self._unscaled: set[int] = set()  # optimizers whose gradients no longer carry the scale
         self._stepped: set[int] = set()  # those that have stepped since their scaler's `step` began
         self._written: dict[int, list[GroupNorms]] = {}
+        self._scaling: Any = None  # the scaler of the loss that goes backward next
+        self._carried: dict[int, Any] = {}  # parameters whose gradients came of a scaled loss, and its scale
 
     def attach(self, call: Callable[..., Any]) -> None:
         """call: calls a method of ours and catches its faults."""
-        self._watch = ScalerWatch(self, call)
+        self._watch = ScalerWatch(self, call, scaling=self._scale_began)
         self._watch.attach()
 
     def detach(self) -> None:
@@ -329,6 +337,28 @@ class ScalerSteps:
     def forget(self) -> None:
         self._written.clear()
         self._unscaled.clear()
+        self._carried.clear()
+
+    def _scale_began(self, scaler: Any) -> None:
+        self._scaling = scaler if scaler.is_enabled() else None
+
+    def backward_ended(self, changed: Any) -> None:
+        """changed: the numbers of the parameters whose gradients it has changed."""
+        scaler, self._scaling = self._scaling, None
+        scale = getattr(scaler, "_scale", None)
+        for number in changed:
+            self._carried.pop(number, None)
+            if scale is not None:
+                self._carried[number] = scale.detach().to(torch.float32, copy=True).reshape(())
+
+    def left_in(self, optimizer: Any, numbers: list[int], there: list[Any]) -> list[Any]:
+        """The optimizer steps by itself: the scale that its gradients carry, where nobody has taken it out."""
+        scales = [self._carried.pop(number, None) for number in numbers]
+        left = next((scale for scale in scales if scale is not None), None)
+        taken_out = id(optimizer) in self._unscaled or getattr(optimizer, "grad_scale", None) is not None
+        if left is None or taken_out or any(what == "carried" for what, _, _ in there):
+            return []
+        return [("carried", GroupNorms((), left), frozenset())]
 
     def _watched(self, optimizer: Any) -> bool:
         return any(known is optimizer for known in self.roster.optimizers.values())

@@ -206,8 +206,8 @@ def _change_of_calls(run: TrainingRunFacts) -> tuple[str, RetrainChange] | None:
         return "zero_grad", RetrainChange(zero=True)
     if run.set_back:
         return "weights kept", RetrainChange()
-    if run.scaler is not None and run.scaler.clipped:
-        return "unscaled first", RetrainChange(clip=run.scaler.norm_after)
+    if run.scaler is not None and (run.scaler.clipped or run.scaler.carried):
+        return "unscaled first", RetrainChange(clip=run.scaler.norm_after if run.scaler.clipped else None)
     return None
 
 

@@ -534,14 +534,14 @@ class StaleGradients:
 
 @dataclasses.dataclass(frozen=True)
 class ScalerFact:
-    """GradScaler: in how many of its steps the gradients were made smaller before they were unscaled, and the typical
-    norm before and after."""
+    """GradScaler's steps, those clipped before unscaling, typical norms around it; carried: scaled ones without it."""
 
     steps: int = 0
     clipped: int = 0
     norm_before: float = 0.0
     norm_after: float = 0.0
     scale: float = 1.0
+    carried: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

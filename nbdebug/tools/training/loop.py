@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch, graph_nodes
+from nbdebug.observe.backward import Backward, CarriedScale, EngineWatch, OptimizerWatch, graph_nodes
 from nbdebug.observe.locations import USER, kind_of
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.step_hooks import Patches, StepHook, exchanged
@@ -264,6 +264,7 @@ class UpdateWatch:
         self.waiting = [0, 0]
         self.measured: dict[str, list[tuple[float, float, float]]] = {}
         self.scaling: list[tuple[float, float, float]] = []
+        self.carried = CarriedScale()
         self.scalers: list[Snapshot] = []
         self._uncleared: dict[int, set[int]] = {}  # optimizer -> parameters not cleared since its last step
         self._filled: set[int] = set()  # optimizers for which the last backward left a gradient
@@ -277,8 +278,7 @@ class UpdateWatch:
         self._live_scalers: dict[int, Any] = {}
         self._engine = EngineWatch(errors.wrap(ORDER, self._backward_begins), errors.wrap(ORDER, self._backward_ended))
         self._steps = OptimizerWatch(errors.wrap(ORDER, self._step_begins), errors.wrap(ORDER, self._stepped))
-        self._unscales = errors.wrap(SCALER, self._unscale_begins)
-        self._scales = errors.wrap(SCALER, self._scale_begins)
+        self._unscales, self._scales = (errors.wrap(SCALER, f) for f in (self._unscale_begins, self._scale_begins))
         self._patches = Patches()
 
     def attach(self) -> None:
@@ -346,18 +346,21 @@ class UpdateWatch:
         self._norm_after_backward = {key: norm for key, norm in norms.items() if norm is not None}
         if self._live_scalers:
             self._left = {id(o): norm_of(o) for o in self.optimizers}
+            self.carried.backward_ended(self._left)
         self._filled = {id(o) for o in self.optimizers if self.steps < FIRST_STEPS and norm_of(o) > 0}
         if self.ended is not None:
             self.ended()
 
     def _scale_begins(self, scaler: Any, *args: Any) -> None:
+        if scaler.is_enabled():
+            self.carried.scaling(scaler)
         if scaler.is_enabled() and id(scaler) not in self._live_scalers:
             self._live_scalers[id(scaler)] = scaler
             self.scalers.append(Snapshot.take((), (), devices=(), others=(scaler,)))
 
     def _unscale_begins(self, scaler: Any, optimizer: Any) -> None:
-        left = self._left.get(id(optimizer))
-        if left:
+        self.carried.unscaling(optimizer)
+        if left := self._left.get(id(optimizer)):
             self.scaling.append((left, norm_of(optimizer), float(scaler.get_scale())))
 
     def _step_begins(self, optimizer: Any, place: Any) -> None:
@@ -379,6 +382,7 @@ class UpdateWatch:
         total, has = _total(grads), any(p.grad is not None for g in optimizer.param_groups for p in g["params"])
         if has and (total is None or self.steps > FIRST_STEPS or float(total)):
             self.fed.add(id(optimizer))
+        self.carried.stepping(optimizer, norm_of)
         if total is not None:
             self.norms.append(total)
             if id(optimizer) in self._norm_after_backward and not self._live_scalers:
@@ -458,20 +462,16 @@ class UpdateWatch:
         return StaleGradients(share, steps, self.empty_steps, tuple(usual), self.functions)
 
     def scaler_fact(self) -> ScalerFact | None:
-        """Whether gradients were clipped before they were unscaled: smaller, and not by one constant."""
+        """Whether gradients were clipped before they were unscaled: smaller, and not by one constant; or never were."""
         if not self.scaling:
-            return None
+            first = next(iter(self.carried.steps), None)
+            return None if first is None else ScalerFact(0, 0, first[0], first[0], first[1], len(self.carried.steps))
         shrunk = [(before, after) for before, after, _ in self.scaling if after < SHRUNK * before]
         ratios = [after / before for before, after in shrunk]
         constant = bool(ratios) and max(ratios) - min(ratios) < SAME * max(ratios) and len(ratios) > 2
         constant = constant and not all(_is_round(after) for _, after in shrunk)
-        return ScalerFact(
-            len(self.scaling),
-            0 if constant else len(shrunk),
-            statistics.median(b for b, _, _ in self.scaling),
-            statistics.median(a for _, a, _ in self.scaling),
-            self.scaling[-1][2],
-        )
+        before, after = (statistics.median(row[side] for row in self.scaling) for side in (0, 1))
+        return ScalerFact(len(self.scaling), 0 if constant else len(shrunk), before, after, self.scaling[-1][2])
 
     def clip_limit(self) -> tuple[float | None, bool]:
         """(the largest norm that the loop lets pass, whether it changes gradients between backward and step). The norm

@@ -47,7 +47,7 @@ PLACES = {
 EXPERIMENTS = {
     "zero-grad-missing": ("zero_grad",),
     "gradients-cleared-before-step": ("zero_grad",),
-    "clip-before-unscale": ("unscaled first",),
+    **dict.fromkeys(("clip-before-unscale", "unscale-order"), ("unscaled first",)),
     "eval-mode-in-training": ("train mode",),
     "train-mode-in-eval": (signs.FROZEN_EVALUATED,),
     "weights-not-restored": ("weights kept",),
@@ -570,7 +570,7 @@ def _ruled_out_run(run: TrainingRunFacts, named: set[str]) -> Iterable[RuledOut]
     """Causes that were looked for and are not there, with the number that says so."""
     if run.stale.steps > 1 and "zero-grad-missing" not in named:
         yield RuledOut("gradients never cleared", f"{percent(run.stale.share)} of {run.stale.steps} steps had old ones")
-    if run.scaler is not None and "clip-before-unscale" not in named:
+    if run.scaler is not None and run.scaler.steps and "clip-before-unscale" not in named:
         yield RuledOut("clipping before unscaling", f"{run.scaler.clipped} of {count(run.scaler.steps, 'step')}")
     mode = next((m for m in run.modes if m.train_steps), None)
     if mode is not None and "eval-mode-in-training" not in named:

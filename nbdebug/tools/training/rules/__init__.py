@@ -30,6 +30,7 @@ ORDER = (
     "zero-grad-missing",
     "gradients-cleared-before-step",
     "clip-before-unscale",
+    "unscale-order",
     "wrong-policy-gradient",
     "target-never-updated",
     "ends-ignored",

@@ -139,9 +139,9 @@ def gradients_cleared_before_step(facts: TrainingFacts) -> Finding | None:
 )
 def clip_before_unscale(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    if run is None or run.scaler is None or run.scaler.clipped <= CLIPPED * run.scaler.steps:
-        return None
-    scaler = run.scaler
+    scaler = None if run is None else run.scaler
+    if run is None or scaler is None or scaler.clipped <= CLIPPED * scaler.steps:
+        return None if run is None or scaler is None else signs.never_unscaled(run, scaler)
     fix = tested_fix(
         "Unscale first, then clip.",
         "scaler.scale(loss).backward()\nscaler.unscale_(optimizer)\n"

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nbdebug.report import Finding, Fix, Link, Where
-from nbdebug.text import count, listed
+from nbdebug.text import count, figures, listed
 from nbdebug.tools.training.facts import (
     BatchEvaluation,
     DetachedAt,
@@ -27,6 +27,7 @@ from nbdebug.tools.training.facts import (
     LayerFact,
     ModuleMode,
     RegularizerTrial,
+    ScalerFact,
     StaticFacts,
     TellingFeature,
     TimeGradient,
@@ -603,7 +604,7 @@ GLOROT_INIT = (
 SHUFFLE = ("Shuffle the training data.", "DataLoader(dataset, batch_size=..., shuffle=True)")
 CURES = {
     "zero_grad": ("gradients that pile up", "with gradients cleared"),
-    "unscaled first": ("gradients that are clipped too early", "unscaled before they are clipped"),
+    "unscaled first": ("gradients that carry the scale", "with gradients unscaled first"),
     "weights kept": ("other weights behind an evaluation", "with the weights that the steps leave"),
     "train mode": ("layers in eval mode", "with all layers in train mode"),
     FROZEN_EVALUATED: ("a frozen part in train mode", "with it in eval mode"),
@@ -801,6 +802,29 @@ def tested_fix(title: str, code: str, experiment: Experiment | None, by: float =
         after |= {key: value for key, value in validation.items() if math.isfinite(value)}
     no_help = "" if helps(experiment, by) else ", which does not help"
     return suggestion(title, code, in_words(experiment.what) + no_help, after)
+
+
+def never_unscaled(run: TrainingRunFacts, scaler: ScalerFact) -> Finding | None:
+    """precision/unscale-order, a rule of the precision tool, as a whole run shows it."""
+    if not scaler.carried:
+        return None
+    fix = tested_fix(
+        "Let the scaler step the optimizer: it takes the scale out.",
+        "scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
+        run.experiments.get("unscaled first"),
+    )
+    found = finding(
+        "unscale-order",
+        f"The optimizer steps by itself in {count(scaler.carried, 'step')}, on gradients that still carry GradScaler's "
+        f"scale {figures(scaler.scale)}: at first it gets a norm of {figures(scaler.norm_before)}, and should get "
+        f"{figures(scaler.norm_before / scaler.scale)}",
+        ["scaler", "optimizer", *run.stale.functions],
+        [fix],
+        run=run,
+        place=run.places.get("optimizer"),
+        evidence={"norm": scaler.norm_before, "scale": scaler.scale, "steps": scaler.carried},
+    )
+    return dataclasses.replace(found, code="precision/unscale-order")
 
 
 def suggestion(title: str, code: str, experiment: str, numbers: Mapping[str, Any]) -> Fix:
