@@ -799,18 +799,19 @@ def optimizers_behind(
     return positions
 
 
-def severed_term(model: nn.Module, loss_fn: LossFn, batch: Any, trained: Collection[int]) -> DetachedAt | None:
+def severed_term(model: nn.Module, loss_fn: LossFn, batch: Any, trained: set[int], held: set[int]) -> DetachedAt | None:
     """Where a term of the loss is cut off from all parameters that are trained by it, though it depends on them; None
-    where none is. trained: their ids. Raises what the loss raises."""
+    where none is: a term of parameters that no optimizer holds lacks one. trained, held: ids. Raises as the loss."""
     calls = calls_for(model, batch)
     with preserve_rng(loss_fn), torch.enable_grad(), TermRecorder() as recorder:
         loss = loss_root(record(calls, loss_fn, batch))
     mask = sum(1 << i for i, (_, p) in enumerate(calls.parameters) if id(p) in trained)
+    own = {*trained, *(id(p) for _, p in calls.parameters if id(p) not in held)}
     for term in recorder.terms(loss, lambda t: bool(calls.dependence(t).params)):
         dependence = calls.dependence(term)
         reached = {id(leaf) for leaf in graph_leaves(term)} if term.requires_grad else set()
         on_purpose = dependence.maker is not None and dependence.maker.op in DETACHES
-        if dependence.params & mask and not reached & set(trained) and not on_purpose:
+        if dependence.params & mask and not reached & own and not on_purpose:
             cut = _cut_before(calls, dependence.maker, mask)
             if cut is not None:
                 return detached_at(calls, cut, set(calls.positions(cut.params & mask)))

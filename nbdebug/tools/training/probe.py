@@ -646,7 +646,7 @@ def _severed(arguments: LoopArguments, run: LoopRun) -> DetachedAt | None:
         signature = graph_signature(loss_root(loss_fn(model, batch)))
     stepping = optimizers_behind(signature, run.updates.signatures, run.updates.stepped)
     members = (p for i in stepping for g in optimizers[i].param_groups for p in g["params"])
-    return severed_term(model, loss_fn, batch, {id(p) for p in members if p.requires_grad})
+    return severed_term(model, loss_fn, batch, {id(p) for p in members if p.requires_grad}, _held(run))
 
 
 def _cancelled(arguments: LoopArguments, run: LoopRun, given: LossFn | None) -> DetachedAt | None:
