@@ -30,8 +30,8 @@ class Parameter:
     held: an optimizer has it (None: no optimizer was given); idle: that optimizer holds nothing that this loss reaches;
     rate: its learning rate. used: some op of the forward takes it; reached: autograd leads from the loss to it;
     gradient: root mean square (None: no gradient). zero: it holds nothing but zeros; normal: it belongs to a
-    normalization; registered: `model.parameters()` gives it; last: it makes the output; fresh: its values are those of
-    an initialization; outside: it belongs to the loss function, not to the model."""
+    normalization; registered: `model.parameters()` gives it; last: it makes the output; fresh: its values are initial
+    ones; outside: it belongs to the loss function, not to the model; plain: it is no nn.Parameter."""
 
     name: str
     module: str
@@ -50,6 +50,7 @@ class Parameter:
     last: bool = False
     fresh: bool = False
     outside: bool = False
+    plain: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -785,7 +786,6 @@ class RegularizerTrial:
 @dataclasses.dataclass(frozen=True)
 class TrainingRunFacts:
     """What one run of the loop showed. Fields that could not be measured keep their defaults; `unchecked` says why.
-
     step_numbers: what the callback was given, loss by loss; others_step: an optimizer of another model steps; moved:
     the loop has changed the model's parameters (True, too, where an optimizer steps); unused: see UpdateWatch; idle,
     starved: optimizers that never step, or never find a gradient; loss_from: the expression of the loop that is taken

@@ -327,7 +327,10 @@ def _counted_from_zero(static: StaticFacts) -> TrainingFix | str:
 def _in_the_optimizer(static: StaticFacts) -> TrainingFix | str:
     if not static.has_optimizer:
         return "no optimizer was given"
-    names = [p.name for p in static.parameters if p.trained and p.reached and not p.held]
+    lacking = [p for p in static.parameters if p.trained and p.reached and not p.held]
+    names = [p.name for p in lacking if not (p.plain and p.outside)]
+    if not names:
+        return "it is a variable, of which an optimizer may be given any"
     return TrainingFix(
         f"with {listed(names, 2)} added to the optimizer",
         change=lambda model, optimizers: _add(model, optimizers, names),

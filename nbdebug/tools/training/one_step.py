@@ -30,10 +30,11 @@ from torch.overrides import TorchFunctionMode
 from nbdebug.observe.backward import graph_leaves, graph_nodes
 from nbdebug.observe.locations import Site, at_site, is_users_file, locate
 from nbdebug.observe.tensors import output_tensors
+from nbdebug.observe.validation import names_used_by
 from nbdebug.observe.variables import closure_variables
 from nbdebug.report import Where
 from nbdebug.tools.training.evaluate import LossFn, loss_root
-from nbdebug.tools.training.facts import DetachedAt, ForeignTensors, Parameter
+from nbdebug.tools.training.facts import DetachedAt, ForeignTensors, Parameter, StaticFacts
 
 VIEWS = frozenset(
     "view reshape permute transpose squeeze unsqueeze flatten unflatten contiguous __getitem__ to float double half "
@@ -49,6 +50,7 @@ WEIGHTED_OPS = frozenset(
     "einsum bilinear gru lstm rnn_tanh rnn_relu multi_head_attention_forward __rmatmul__".split()
 )
 """Ops that multiply by weights."""
+RECURRENT = frozenset("gru lstm rnn_tanh rnn_relu gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell".split())
 CONTAINERS = (list, tuple, dict, set, deque)
 DEPTH = 4
 """Of containers in containers that are searched for parameters."""
@@ -142,15 +144,15 @@ def leaves_of(loss: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def hidden_parameters(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Parameters in plain lists, tuples and dicts of a model, which `model.parameters()` does not give, with their
-    names."""
+    """Parameters in plain lists, tuples and dicts of a model, and its tensors that require a gradient and are none,
+    with their names: `model.parameters()` does not give them."""
     known = {id(p) for p in model.parameters()}
     inside = {id(m) for m in model.modules()}
     return [
         pair
         for name, module in model.named_modules()
-        for key, value in vars(module).items()
-        if not key.startswith("_") and issubclass(type(value), CONTAINERS)
+        for key, value in {**vars(module), **dict(module.named_buffers(recurse=False))}.items()
+        if not key.startswith("_") and issubclass(type(value), (*CONTAINERS, torch.Tensor))
         for pair in _in_container(f"{name}.{key}" if name else key, value, known, inside, 0)
     ]
 
@@ -174,6 +176,62 @@ def _in_container(
         pairs = dict.items(value) if base is dict else enumerate(base.__iter__(value))
         for key, member in pairs:
             yield from _in_container(f"{name}.{key}", member, known, inside, depth + 1)
+
+
+def plain_leaves(names: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> list[tuple[str, torch.Tensor]]:
+    """Among variables, tensors that require a gradient and are no nn.Parameter, with their names."""
+    found: list[tuple[str, torch.Tensor]] = []
+    known: set[int] = set()
+    for name, value in list(names.items() if isinstance(names, Mapping) else names):
+        if issubclass(type(value), (*CONTAINERS, torch.Tensor)):
+            found += [pair for pair in _in_container(name, value, known, set(), 0) if not _is_parameter(pair[1])]
+    return found
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    return issubclass(type(tensor), nn.Parameter)
+
+
+class PlainLeaves:
+    """Tensors of a model and of a loop's variables that require a gradient and are no nn.Parameter, as they are at the
+    start of a run. left: after it, the names of those that backward fills, and that nobody moves or clears: a loop
+    that steps by hand, or looks at these gradients, does."""
+
+    def __init__(self, model: nn.Module, names: Mapping[str, Any]):
+        own = [pair for pair in hidden_parameters(model) if not _is_parameter(pair[1])]
+        functions = [value for value in names.values() if type(value) in (types.FunctionType, types.MethodType)]
+        names = {n: v for used in (*map(names_used_by, functions), names) for n, v in used.items()}
+        self.start = [(n, t, t.detach().clone(), t.grad, _version(t)) for n, t in (*own, *plain_leaves(names))]
+        self.left = frozenset[str]()
+
+    def look(self, backwards: int) -> None:
+        """The run is over: it went backward so many times."""
+        self.left = frozenset(
+            name
+            for name, tensor, values, grad, version in self.start
+            if tensor.grad is not None
+            and (grad is None or tensor.grad is grad)
+            and backwards / 2 <= _version(tensor) - version + 1 <= backwards + 1
+            and bool(tensor.grad.any())
+            and torch.equal(tensor.detach(), values)
+        )
+
+    def restore(self) -> None:
+        """Values and gradients as they were."""
+        with torch.no_grad():
+            for _, tensor, values, grad, _ in self.start:
+                tensor.copy_(values)
+                tensor.grad = grad
+
+    def judged(self, static: StaticFacts) -> StaticFacts:
+        """Without those that are trained in another way, or not at all meant to be."""
+        table = tuple(p for p in static.parameters if not p.plain or p.held or p.name in self.left)
+        return dataclasses.replace(static, parameters=table)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often something was written into its gradient in place: each backward adds to it."""
+    return 0 if tensor.grad is None else tensor.grad._version
 
 
 @dataclasses.dataclass
@@ -443,9 +501,13 @@ def parameter_table(
             held |= {id(p): (float(group.get("lr") or 0.0), idle) for p in group["params"]}
     used = {id(t) for call in step.calls.calls for t in call.inputs}
     last, modules = _output_parameters(step.calls), dict(model.named_modules())
-    rows = []
+    inputs, rows = _inputs(step.calls), []
     for name, p in step.calls.parameters:
+        plain = not _is_parameter(p)
+        outside = not name
         if not (name := name or of_loss.get(id(p), "")):
+            continue
+        if plain and (id(p) in inputs[outside] or p._backward_hooks):
             continue
         module, _, key = name.rpartition(".")
         gradient = step.gradients.get(id(p))
@@ -469,9 +531,19 @@ def parameter_table(
                 id(p) in last,
                 key == "weight" and is_fresh(p),
                 id(p) in of_loss,
+                plain,
             )
         )
     return tuple(rows)
+
+
+def _inputs(calls: Calls) -> tuple[set[int], set[int]]:
+    """The ids of leaves that are no parameters: those whose gradients the loss itself asks for, and states of
+    recurrent layers; and of variables, those too that a module is called with."""
+    asked = {id(t) for call in calls.calls if call.op == "grad" for t in call.inputs}
+    for state in (t for call in calls.calls if call.op in RECURRENT for t in call.inputs[1:3]):
+        asked |= {id(calls.parameters[i][1]) for i in calls.positions(calls.dependence(state).params)}
+    return asked, asked | {id(t) for t in calls.entered}
 
 
 def _output_parameters(calls: Calls) -> set[int]:
@@ -486,7 +558,7 @@ def _output_parameters(calls: Calls) -> set[int]:
 
 def loss_parameters(loss_fn: Any, model: nn.Module) -> dict[int, str]:
     """id → name of the parameters that a loss function reaches by itself: of a criterion in a variable, an attribute
-    or a closure, or its own. Parameters of the model are left out."""
+    or a closure, or its own; and of tensors there that require a gradient. Those of the model are left out."""
     known = {id(p) for p in model.parameters()}
     names: dict[int, str] = {}
     for name, value in _members(loss_fn):
@@ -495,6 +567,8 @@ def loss_parameters(loss_fn: Any, model: nn.Module) -> dict[int, str]:
         elif issubclass(type(value), nn.Module) and value is not model:
             for own, parameter in value.named_parameters(prefix=name):
                 names.setdefault(id(parameter), own)
+    names |= {id(tensor): name for name, tensor in plain_leaves(_members(loss_fn))}
+    known |= {id(p) for _, p in hidden_parameters(model)}
     return {key: name for key, name in names.items() if key not in known}
 
 
@@ -504,6 +578,8 @@ def _members(loss_fn: Any) -> Iterator[tuple[str, Any]]:
         yield "loss_fn", loss_fn
         return
     function = getattr(loss_fn, "__func__", loss_fn)
+    for part in getattr(loss_fn, "parts", ()):  # the lines of a loop that make its loss
+        yield from getattr(part, "names", {}).items()
     owner = getattr(loss_fn, "__self__", None)
     if owner is not None:
         yield from list(getattr(owner, "__dict__", {}).items())
@@ -517,7 +593,10 @@ def _members(loss_fn: Any) -> Iterator[tuple[str, Any]]:
 
 
 def held_elsewhere(
-    table: Sequence[Parameter], model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+    table: Sequence[Parameter],
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    of_loss: Mapping[int, str],
 ) -> tuple[Parameter, ...]:
     """The table, in which `held` is None (not known) where an optimizer that is alive and was not given holds the
     parameter. It is looked for only where one is missing."""
@@ -530,7 +609,8 @@ def held_elsewhere(
         if issubclass(type(o), torch.optim.Optimizer) and all(o is not own for own in optimizers)
     ]
     held = {id(p) for o in others for g in o.param_groups for p in g["params"]}
-    known = {name: id(p) for name, p in model.named_parameters()}
+    known = {name: key for key, name in of_loss.items()}
+    known |= {name: id(p) for name, p in (*hidden_parameters(model), *model.named_parameters())}
     return tuple(
         dataclasses.replace(p, held=None) if p.name in missing and known.get(p.name) in held else p for p in table
     )

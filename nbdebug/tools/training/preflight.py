@@ -300,8 +300,8 @@ class _Probes:
         """A loss function's own parameters are not copied: the optimizers that were given hold them."""
         every = [*self.optimizers, *self.users_optimizers]
         optimizers = self.optimizers if self.work is self.model else every
-        table = parameter_table(self.work, optimizers, step, loss_parameters(self.users_loss_fn, self.work))
-        return held_elsewhere(table, self.model, every)
+        of_loss = loss_parameters(self.users_loss_fn, self.work)
+        return held_elsewhere(parameter_table(self.work, optimizers, step, of_loss), self.model, every, of_loss)
 
     def _step_facts(self, step: StepGraph, batches: Batches) -> StaticFacts:
         table = self._probe("The parameters", lambda: self._parameter_table(step), ())

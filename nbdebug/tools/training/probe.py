@@ -79,7 +79,7 @@ from nbdebug.tools.training.interventions import (
 )
 from nbdebug.tools.training.loop import TAKEN, LoopRun, norm_of
 from nbdebug.tools.training.loop_frames import LoopStart, LoopSubject
-from nbdebug.tools.training.one_step import is_fresh
+from nbdebug.tools.training.one_step import PlainLeaves, is_fresh
 from nbdebug.tools.training.outputs import lost_level
 from nbdebug.tools.training.regularizers import regularizers
 from nbdebug.tools.training.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
@@ -95,11 +95,8 @@ MOST_STEPS = 600
 """Steps of one experiment."""
 SOME = 0.2
 """Below this share of the first loss nobody asks what more could have been learned."""
-
-
 ALL_NEW = 0.5
 """A momentum of batch normalization: from here on running statistics are those of the last batch or two."""
-
 STEPS = 8
 """Steps from which on it is no accident that an optimizer finds no gradient."""
 
@@ -228,8 +225,8 @@ def _watched_facts(
         return save_rng(arguments.train_loader, arguments.val_loader, arguments.loss_fn, train), snapshot
 
     restore_rng, start = save()
-    ends: list[Callable[[], None]] = [restore_rng, start.restore]
-    errors = ProbeErrors()
+    errors, plain = ProbeErrors(), PlainLeaves(arguments.model, used)
+    ends: list[Callable[[], None]] = [restore_rng, start.restore, plain.restore]
     try:
         on_train = FixedBatches(arguments.model, arguments.loss_fn, _spread_out(arguments.train_loader))
         on_val = FixedBatches(arguments.model, arguments.loss_fn, _spread_out(arguments.val_loader))
@@ -261,6 +258,7 @@ def _watched_facts(
                 yield run
         finally:
             ends[:0] = [scaler.restore for scaler in run.updates.scalers]  # first: they know later random numbers
+        plain.look(run.updates.backwards)
         arguments.loss_fn = on_train.loss_fn
         if keep:
             restore_end_rng, end = save()
@@ -284,6 +282,7 @@ def _watched_facts(
             static = static if run.rewards is None else dataclasses.replace(static, wrong_calls=wrong)
             restore_rng()
             start.restore()
+        static = plain.judged(static)
         facts = _with_floor(facts, *static.floor)
         pairs = errors.run(
             "Whether passes pair inputs and targets alike", lambda: _paired_anew(arguments, run, static), None

@@ -392,9 +392,9 @@ def wrong_softmax_dim(facts: TrainingFacts) -> Finding | None:
     code="training/parameters-not-in-optimizer",
     title="The optimizer does not hold parameters that the loss depends on.",
     symptom="The loss falls less than it should, or not at all. Gradients are there, and some weights never move.",
-    cause="A part was added after the optimizer was created; only a part was passed to it; layers are in a plain "
-    "Python list, which `model.parameters()` does not see; or the cell that creates the model ran again, and the "
-    "optimizer still holds the old model's tensors.",
+    cause="A part was added after the optimizer was created; only a part was passed to it; `model.parameters()` sees "
+    "neither layers in a plain list nor a tensor that is no nn.Parameter; or the cell that creates the model ran "
+    "again, and the optimizer still holds the old model's tensors.",
     confirm="`held = {id(p) for g in optimizer.param_groups for p in g['params']}`, then "
     "`[n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]`",
     fix="Create the optimizer last, from `model.parameters()`; keep layers in `nn.ModuleList`. If they are meant to "
@@ -406,10 +406,11 @@ def parameters_not_in_optimizer(facts: TrainingFacts) -> Finding | None:
     if facts.run is not None and facts.run.unheld:
         return _model_not_held(facts.run)
     reached = [p for p in static.parameters if p.trained and p.reached]
-    unregistered = [p for p in reached if not p.registered and not p.held]
-    if unregistered:
-        return _in_a_container(unregistered)
-    missing = [p for p in reached if p.held is False]
+    plain = [p for p in reached if p.plain and p.held is False and not (p.outside and facts.run is None)]
+    unregistered = [p for p in reached if not p.registered and not p.held and not p.plain]
+    if unregistered or plain:
+        return _in_a_container(unregistered) if unregistered else _no_parameter(plain, facts.run)
+    missing = [p for p in reached if p.held is False and not p.plain]
     if not missing:
         return None
     names = [p.name for p in missing]
@@ -445,8 +446,7 @@ def _model_not_held(run: TrainingRunFacts) -> Finding:
     name, elements = next(iter(run.unheld.items()))
     return finding(
         "parameters-not-in-optimizer",
-        f"`{name}` gets gradients from the loss and keeps its random initial values: no optimizer that steps holds its "
-        "parameters",
+        f"`{name}` gets gradients and keeps its random initial values: no optimizer that steps holds its parameters",
         [name, "optimizer"],
         [Fix("Pass them to the optimizer that is to train it.", f"torch.optim.Adam({name}.parameters(), lr=…)")],
         run=run,
@@ -461,6 +461,23 @@ def _optimizer(static: StaticFacts, missing: Sequence[Parameter] = ()) -> str:
     owners = dict.fromkeys(p.name.partition(".")[0] for p in missing if p.outside)
     everything = "".join(f", *{owner}.parameters()" for owner in owners)
     return code.replace("model.parameters()", f"[*model.parameters(){everything}]") if owners else code
+
+
+def _no_parameter(plain: list[Parameter], run: TrainingRunFacts | None) -> Finding:
+    """Tensors that require a gradient. Without a run, of the model alone: a variable may be data, or moved by hand."""
+    names, own = [p.name for p in plain], not plain[0].outside
+    key, passes = names[0].rpartition(".")[2], 0 if run is None else run.backwards
+    left_out = "leaves out a tensor that is no nn.Parameter" if own else "leaves out what is no part of the model"
+    title = f"No optimizer holds {listed(names)}, though the loss gives a gradient: model.parameters() {left_out}"
+    title += f"; {count(passes, 'backward pass', 'backward passes')} left it as it was" * (passes > 0)
+    code = f"self.{key} = nn.Parameter({key}.detach())" if own else f'optimizer.add_param_group({{"params": [{key}]}})'
+    return finding(
+        "parameters-not-in-optimizer",
+        title,
+        [*names, "optimizer"],
+        [Fix("Make it an nn.Parameter." if own else "Give it to the optimizer.", code)],
+        evidence={"missing": names[:20], "elements not held": f"{sum(p.elements for p in plain):,}"},
+    )
 
 
 def _in_a_container(unregistered: list[Parameter]) -> Finding:
