@@ -3,6 +3,7 @@
     of_losses(losses)                the loss of each step: finite, without jumps, lower at the end than at the start
     of_evaluations(evaluations)      the same batches again and again: learnt, and validation with them
     blind(what, why)                 what could not be watched
+    carried_scale(steps, …)          the optimizer has stepped by itself on gradients of a scaled loss
     verdicts([(step, loss), …])      the patterns of one record: spike, plateau, divergence, …, each with its number
 
 The first three give Symptoms, the worst first, and none for a run that was seen to be well. A symptom accuses nobody: a
@@ -23,7 +24,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nbdebug.report import Symptom
+from nbdebug.report import Finding, Fix, Symptom, Where
 from nbdebug.robust_stats import (
     blocks,
     correlation,
@@ -110,6 +111,16 @@ def floor_note(floor: float, share: float, classes: int, came_down_to: float = 0
 def blind(what: str, why: str) -> Symptom:
     """Something of ours could not look: nothing may be said of the rest. what: the part; why: in a phrase."""
     return Symptom(f"{what} could not be watched: {why}.", "Nothing is known of it; look at the loss yourself.")
+
+
+def carried_scale(steps: int, norm: float, scale: float) -> Finding:
+    """precision/unscale-order, a rule of the precision tool, as a run shows it. norm, scale: of the first such step."""
+    text = f"The optimizer steps by itself in {count(steps, 'step')}, on gradients that still carry GradScaler's scale "
+    text += f"{figures(scale)}: at first it gets a norm of {figures(norm)}, and should get {figures(norm / scale)}"
+    code = "scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()"
+    fix = Fix("Let the scaler step the optimizer: it takes the scale out.", code)
+    evidence = {"where": ["scaler", "optimizer"], "norm": norm, "scale": scale, "steps": steps}
+    return Finding("precision/unscale-order", text, Where(phase="optimizer"), evidence, (fix,))
 
 
 def of_losses(

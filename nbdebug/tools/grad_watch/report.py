@@ -23,7 +23,7 @@ from nbdebug.tools.grad_watch.history import (
     layer_series,
     levels,
 )
-from nbdebug.verdict import Verdict, floor_note, floor_of, of_losses, smoothed_entropy
+from nbdebug.verdict import Verdict, carried_scale, floor_note, floor_of, of_losses, smoothed_entropy
 
 QUESTION = "grad_watch(model, optimizer)"
 ENOUGH = 10
@@ -365,7 +365,7 @@ def loss_findings(verdicts: Sequence[Verdict]) -> list[Finding]:
 def scaler_findings(scales: ScaleHistory, names: Sequence[str], layers: Sequence[str]) -> list[Finding]:
     """What is wrong with the scaler or with how it is used."""
     if scales.carried:
-        return [_never_unscaled(scales)]
+        return [carried_scale(len(scales.carried), *scales.carried[0])]
     if scales.clipped_early():
         return [_clipped_early(scales)]
     return [_collapsed(scales, names, layers)] if _gone_wrong(scales) else []
@@ -444,23 +444,6 @@ def _by_layer(scales: ScaleHistory, names: Sequence[str], layers: Sequence[str])
         layer = layers[number] or names[number]
         counts[layer] = counts.get(layer, 0) + steps
     return [{"layer": layer, "steps": steps} for layer, steps in sorted(counts.items(), key=lambda c: -c[1])[:10]]
-
-
-def _never_unscaled(scales: ScaleHistory) -> Finding:
-    norm, scale = scales.carried[0]
-    text = (
-        f"The optimizer steps by itself in {count(len(scales.carried), 'step')}, on gradients that still carry "
-        f"GradScaler's scale {scale_text(scale)}: at first it gets a norm of {norm:.3g}, and should get "
-        f"{norm / scale:.3g}."
-    )
-    code = "scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()"
-    return Finding(
-        "precision/unscale-order",
-        text,
-        Where(phase="optimizer"),
-        {"where": ["scaler", "optimizer"], "norm": norm, "scale": scale, "steps": len(scales.carried)},
-        (Fix("Let the scaler step the optimizer: it takes the scale out.", code),),
-    )
 
 
 def _clipped_early(scales: ScaleHistory) -> Finding:

@@ -409,7 +409,7 @@ def parameters_not_in_optimizer(facts: TrainingFacts) -> Finding | None:
     plain = [p for p in reached if p.plain and p.held is False and not (p.outside and facts.run is None)]
     unregistered = [p for p in reached if not p.registered and not p.held and not p.plain]
     if unregistered or plain:
-        return _in_a_container(unregistered) if unregistered else _no_parameter(plain, facts.run)
+        return _unregistered(unregistered or plain, facts.run)
     missing = [p for p in reached if p.held is False and not p.plain]
     if not missing:
         return None
@@ -463,41 +463,26 @@ def _optimizer(static: StaticFacts, missing: Sequence[Parameter] = ()) -> str:
     return code.replace("model.parameters()", f"[*model.parameters(){everything}]") if owners else code
 
 
-def _no_parameter(plain: list[Parameter], run: TrainingRunFacts | None) -> Finding:
-    """Tensors that require a gradient. Without a run, of the model alone: a variable may be data, or moved by hand."""
-    names, own = [p.name for p in plain], not plain[0].outside
-    key, passes = names[0].rpartition(".")[2], 0 if run is None else run.backwards
-    left_out = "leaves out a tensor that is no nn.Parameter" if own else "leaves out what is no part of the model"
-    title = f"No optimizer holds {listed(names)}, though the loss gives a gradient: model.parameters() {left_out}"
-    title += f"; {count(passes, 'backward pass', 'backward passes')} left it as it was" * (passes > 0)
-    code = f"self.{key} = nn.Parameter({key}.detach())" if own else f'optimizer.add_param_group({{"params": [{key}]}})'
-    return finding(
-        "parameters-not-in-optimizer",
-        title,
-        [*names, "optimizer"],
-        [Fix("Make it an nn.Parameter." if own else "Give it to the optimizer.", code)],
-        evidence={"missing": names[:20], "elements not held": f"{sum(p.elements for p in plain):,}"},
-    )
-
-
-def _in_a_container(unregistered: list[Parameter]) -> Finding:
-    """Layers in a plain list, tuple or dict."""
-    names = [p.name for p in unregistered]
+def _unregistered(found: list[Parameter], run: TrainingRunFacts | None) -> Finding:
+    """Layers in a plain list, tuple or dict; tensors of the model, or variables, that are no nn.Parameter."""
+    names, plain, passes = [p.name for p in found], found[0].plain, 0 if run is None else run.backwards
     parts = names[0].split(".")
     end = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
-    path = ".".join(parts[:end]) or names[0]
-    title = (
-        f"`{path}` is a plain Python container, so model.parameters() does not give its "
-        f"{count(len(names), 'parameter')} ({listed(names, 2)}): no optimizer holds them"
-    )
-    fix = Fix("Keep the layers where the model can see them.", f"self.{path} = nn.ModuleList({path.split('.')[-1]})")
-    return finding(
-        "parameters-not-in-optimizer",
-        title,
-        [path, *names, "optimizer"],
-        [fix],
-        evidence={"missing": names[:20], "elements not held": f"{sum(p.elements for p in unregistered):,}"},
-    )
+    path = names[0] if plain else ".".join(parts[:end]) or names[0]
+    key = path.rpartition(".")[2]
+    if plain:
+        why = "what is no part of the model" if found[0].outside else "a tensor that is no nn.Parameter"
+        title = f"No optimizer holds {listed(names)}, though they get gradients: model.parameters() leaves out {why}"
+        title += f"; {count(passes, 'backward pass', 'backward passes')} left it as it was" * (passes > 0)
+        fix = Fix("Make it an nn.Parameter.", f"self.{key} = nn.Parameter({key}.detach())")
+        if found[0].outside:
+            fix = Fix("Give it to the optimizer.", f'optimizer.add_param_group({{"params": [{key}]}})')
+    else:
+        title = f"`{path}` is a plain Python container, so model.parameters() does not give its "
+        title += f"{count(len(names), 'parameter')} ({listed(names, 2)}): no optimizer holds them"
+        fix = Fix("Keep the layers where the model can see them.", f"self.{path} = nn.ModuleList({key})")
+    evidence = {"missing": names[:20], "elements not held": f"{sum(p.elements for p in found):,}"}
+    return finding("parameters-not-in-optimizer", title, [path, *names, "optimizer"], [fix], evidence=evidence)
 
 
 @rule(

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nbdebug.report import Finding, Fix, Link, Where
-from nbdebug.text import count, figures, listed
+from nbdebug.text import count, listed
 from nbdebug.tools.training.facts import (
     BatchEvaluation,
     DetachedAt,
@@ -34,6 +34,7 @@ from nbdebug.tools.training.facts import (
     TrainingRunFacts,
     UnitsFact,
 )
+from nbdebug.verdict import carried_scale
 
 LEARNS_NOTHING = 0.9
 """A run that keeps this share of its first loss has learned next to nothing (TheDeepChecker: less than 5% in 5 checks;
@@ -805,26 +806,13 @@ def tested_fix(title: str, code: str, experiment: Experiment | None, by: float =
 
 
 def never_unscaled(run: TrainingRunFacts, scaler: ScalerFact) -> Finding | None:
-    """precision/unscale-order, a rule of the precision tool, as a whole run shows it."""
+    """precision/unscale-order, with what the experiment shows."""
     if not scaler.carried:
         return None
-    fix = tested_fix(
-        "Let the scaler step the optimizer: it takes the scale out.",
-        "scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
-        run.experiments.get("unscaled first"),
-    )
-    found = finding(
-        "unscale-order",
-        f"The optimizer steps by itself in {count(scaler.carried, 'step')}, on gradients that still carry GradScaler's "
-        f"scale {figures(scaler.scale)}: at first it gets a norm of {figures(scaler.norm_before)}, and should get "
-        f"{figures(scaler.norm_before / scaler.scale)}",
-        ["scaler", "optimizer", *run.stale.functions],
-        [fix],
-        run=run,
-        place=run.places.get("optimizer"),
-        evidence={"norm": scaler.norm_before, "scale": scaler.scale, "steps": scaler.carried},
-    )
-    return dataclasses.replace(found, code="precision/unscale-order")
+    found = carried_scale(scaler.carried, scaler.norm_before, scaler.scale)
+    fix = tested_fix(found.fixes[0].title, found.fixes[0].code, run.experiments.get("unscaled first"))
+    place = run.places.get("optimizer", found.where)
+    return dataclasses.replace(found, where=dataclasses.replace(place, phase="optimizer"), fixes=(fix,))
 
 
 def suggestion(title: str, code: str, experiment: str, numbers: Mapping[str, Any]) -> Fix:
