@@ -22,7 +22,7 @@ import nbdebug
 from nbdebug import registry
 from nbdebug.arguments import discover
 from nbdebug.report import Report
-from nbdebug.text import count, figures, in_a_line, in_colour, refused
+from nbdebug.text import count, figures, in_a_line, in_colour, refused, sentence
 from nbdebug.tools.environment.check_environment import machine_facts
 
 DEMO = "00_first_aid.ipynb"
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # as of a program that SIGPIPE ended
     except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
+        print(sentence(error), file=sys.stderr)
         return 2
     return status
 
@@ -191,7 +191,7 @@ def print_reports(report_of: Callable[..., Report | None], args: argparse.Namesp
             report = report_of(*given)
             saved = report.save(args.save) if report is not None and getattr(args, "save", None) else None
         except (OSError, ValueError, TypeError, ImportError) as error:
-            print(error, file=sys.stderr)
+            print(sentence(error), file=sys.stderr)
             status = 2
             continue
         if report is None:  # it has printed a page

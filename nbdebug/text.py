@@ -68,6 +68,12 @@ def in_a_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {clip(first, 160)}"
 
 
+def sentence(error: BaseException) -> str:
+    """What an error says, as it is told to a person: that of the file system without its number."""
+    text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.strerror else str(error)
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
 def clip_start(name: str, limit: int) -> str:
     """A dotted name, or its end in whole parts behind "…": the end tells modules apart."""
     while len(name) > limit and "." in name:

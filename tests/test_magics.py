@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import nbclient
 import nbformat
 import pytest
 import torch
+from IPython.core.error import UsageError
 
 import nbdebug
 from nbdebug import Report
@@ -345,8 +347,24 @@ def test_a_step_that_does_not_repeat_is_refused_in_words(notebook: Notebook) -> 
     assert type(done.error).__name__ == "UsageError" and "does not repeat" in str(done.error)
 
 
-def test_a_syntax_error_is_pythons_own(notebook: Notebook) -> None:
-    assert isinstance(notebook.run("%nan_trace step(").error, SyntaxError)
+@pytest.mark.parametrize("line", ["%nan_trace step(", "%preflight model loader loss_fn"])
+def test_what_is_no_python_is_told_in_a_line(notebook: Notebook, line: str) -> None:
+    ran = notebook.run(line)
+    assert isinstance(ran.error, UsageError) and "is no Python" in ran.printed and "Traceback" not in ran.printed
+
+
+def test_an_error_of_a_loader_shows_no_frames_of_ours(notebook: Notebook) -> None:
+    notebook.run(
+        "import torch\n"
+        "class Bad(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 8\n"
+        "    def __getitem__(self, i): raise KeyError('label')\n"
+        "bad, criterion, net = torch.utils.data.DataLoader(Bad()), torch.nn.CrossEntropyLoss(), torch.nn.Linear(4, 2)"
+    )
+    ran = notebook.run("%preflight --model net --train-loader bad --loss-fn criterion")
+    files = [frame.filename for frame in traceback.extract_tb(ran.error.__traceback__)]
+    begins = next(n for n, file in enumerate(files) if "dataloader" in file)
+    assert isinstance(ran.error, KeyError) and "training" not in " ".join(files[:begins])
     assert isinstance(notebook.run("%%nan_trace\nfor x in:\n    pass").error, SyntaxError)
 
 

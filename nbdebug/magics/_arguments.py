@@ -12,6 +12,7 @@ import re
 import textwrap
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
 from typing import Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
@@ -23,7 +24,7 @@ from IPython.utils.process import arg_split
 
 from nbdebug import registry
 from nbdebug.arguments import NOUNS, USUAL_NAMES, Subject, around, discover, is_source, part
-from nbdebug.text import listed, refused, terminal_width
+from nbdebug.text import listed, refused, sentence, terminal_width
 
 # -- options that several magics take ---------------------------------------------------------------------------------
 
@@ -283,22 +284,34 @@ def one_model(
 
 class usage_errors:
     """Where nbdebug itself refuses an argument inside, a UsageError says so in one line. What the user's own code
-    raises passes with its traceback."""
+    raises passes with its traceback. more: kinds of errors that are told so whoever raises them."""
+
+    def __init__(self, *more: type[Exception]):
+        self.more = more
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         __tracebackhide__ = True
-        if isinstance(error, (TypeError, ValueError)) and _raised_by_nbdebug(error):
-            raise UsageError(str(error)) from None
+        if isinstance(error, self.more) or isinstance(error, (TypeError, ValueError)) and _raised_by_nbdebug(error):
+            raise UsageError(sentence(error)) from None
+        if error is not None and not isinstance(error, UsageError):
+            own = traceback
+            while own is not None and _is_ours(own):
+                own = own.tb_next
+            raise error.with_traceback(own or traceback)  # our frames above the user's say nothing about the error
 
 
 def _raised_by_nbdebug(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("nbdebug.")
+    return trace is not None and _is_ours(trace)
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    return str(trace.tb_frame.f_globals.get("__name__", "")).startswith("nbdebug.")
 
 
 # -- what Tab offers ---------------------------------------------------------------------------------------------------

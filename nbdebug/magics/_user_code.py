@@ -24,10 +24,16 @@ from nbdebug.text import module_name
 
 
 def line_code(shell: Any, text: str) -> CodeType:
-    """The text of a line magic, placed where the magic stands: an expression where it is one, else statements."""
+    """The text of a line magic, placed where the magic stands: an expression where it is one, else statements.
+    Raises UsageError where it is no Python."""
     number, line = called_from(shell)
     source = "\n" * (line - 1) + text
-    return _compile(shell, source, shell.compile.cache(source, number), expression=True)
+    try:
+        return _compile(shell, source, shell.compile.cache(source, number), expression=True)
+    except SyntaxError as error:
+        raise UsageError(
+            f"`{text}` is no Python ({error.msg}): what is to run is typed as a call, such as step()."
+        ) from None
 
 
 def named_call(magic: str, text: str, names: Mapping[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from IPython.core.magic_arguments import argument
 from nbdebug.arguments import Subject, discover, evaluated, one_of, trains, unwrapped
 from nbdebug.magics._arguments import parse
 from nbdebug.report import Report
-from nbdebug.text import listed
+from nbdebug.text import listed, sentence
 
 if TYPE_CHECKING:
     from nbdebug.tools.training.loop_frames import LoopSubject
@@ -364,9 +364,3 @@ class WatchMagics(Magics):
             raise UsageError(
                 f"%{self.magic} {request} takes no options: type {' and '.join(names)} after %{self.magic} on."
             )
-
-
-def sentence(error: Exception) -> str:
-    """The error in a sentence; an OSError without its number."""
-    text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.strerror else str(error)
-    return text.rstrip(".") + "."

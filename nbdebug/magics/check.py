@@ -72,11 +72,8 @@ class CheckMagics(Magics):
             question, ask = check_of(thing)
         else:
             question, ask = check_of(evaluate(word, names))
-        try:
-            with usage_errors():
-                report = ask()
-        except (OSError, ImportError) as error:
-            raise UsageError(str(error)) from None
+        with usage_errors(OSError, ImportError):
+            report = ask()
         return answer(dataclasses.replace(report, question=f"%check {args.thing}, by {question}"), args, line)
 
     @report_magic
@@ -160,11 +157,8 @@ class CheckMagics(Magics):
         parts["optimizer"] = subject.optimizer if args.optimizer is None else evaluate(args.optimizer, names)
         if args.saved is not None:
             parts["saved"] = names.get(unquote(args.saved), unquote(args.saved))
-        try:
-            with usage_errors():
-                report = nbdebug.check_adapter(subject.model, **parts)
-        except FileNotFoundError as error:
-            raise UsageError(str(error)) from None
+        with usage_errors(FileNotFoundError):
+            report = nbdebug.check_adapter(subject.model, **parts)
         return answer(dataclasses.replace(report, question=f"%check_adapter {line.strip()}".rstrip()), args, line)
 
     @report_magic

@@ -68,11 +68,8 @@ class BeforeRunMagics(Magics):
             return str(bare) if bare.suffix in ENDINGS or bare.is_file() else evaluate(word, names)
 
         options = {key: thing(getattr(args, key)) for key in ("schema", "model", "optimizer", "loader", "checkpoint")}
-        try:
-            with usage_errors():
-                report = check_config(thing(args.config), **options)
-        except (OSError, ImportError) as error:
-            raise UsageError(str(error)) from None
+        with usage_errors(OSError, ImportError):
+            report = check_config(thing(args.config), **options)
         return answer(dataclasses.replace(report, question="%check_config"), args, line)
 
     @report_magic
@@ -131,13 +128,10 @@ class BeforeRunMagics(Magics):
         from nbdebug.tools.environment.check_environment import check_environment
 
         facts = evaluate(args.facts, variables(self.shell, local_ns)) if args.facts else None
-        try:
-            with usage_errors():
-                report = check_environment(requirements=args.requirements and unquote(args.requirements), facts=facts)
-                if args.save:
-                    print(report.save(unquote(args.save)))
-        except OSError as error:
-            raise UsageError(str(error)) from None
+        with usage_errors(OSError):
+            report = check_environment(requirements=args.requirements and unquote(args.requirements), facts=facts)
+            if args.save:
+                print(report.save(unquote(args.save)))
         return answer(dataclasses.replace(report, question="%check_environment"), args, line)
 
     @report_magic
@@ -195,17 +189,14 @@ class BeforeRunMagics(Magics):
             subject = str(path) if os.sep in str(path) or path.suffix else evaluate(args.data, names)
         expected = evaluate(args.expected, names) if args.expected else None
         fields: dict[str, Any] = {key: getattr(args, key) for key in (*WORDS, *NUMBERS)}
-        try:
-            with usage_errors():
-                if args.size:
-                    fields["size"] = sides(args.size)
-                report = check_data(
-                    subject, expected=expected, kind=args.kind, sample=args.sample, workers=args.workers, **fields
-                )
-                if args.save:
-                    print(report.save(unquote(args.save)))
-        except OSError as error:
-            raise UsageError(str(error)) from None
+        with usage_errors(OSError):
+            if args.size:
+                fields["size"] = sides(args.size)
+            report = check_data(
+                subject, expected=expected, kind=args.kind, sample=args.sample, workers=args.workers, **fields
+            )
+            if args.save:
+                print(report.save(unquote(args.save)))
         return answer(dataclasses.replace(report, question=f"%check_data {args.data}"), args, line)
 
     @report_magic
@@ -242,11 +233,8 @@ class BeforeRunMagics(Magics):
         names = variables(self.shell, local_ns)
         parts = {part: evaluate(getattr(args, part), names) for part in PARTS if getattr(args, part) is not None}
         path = unquote(args.path)
-        try:
-            with usage_errors():
-                report = nbdebug.check_checkpoint(names.get(path, path), **parts)
-        except FileNotFoundError as error:
-            raise UsageError(str(error)) from None
+        with usage_errors(FileNotFoundError):
+            report = nbdebug.check_checkpoint(names.get(path, path), **parts)
         return answer(dataclasses.replace(report, question=f"%check_checkpoint {args.path}"), args, line)
 
     @report_magic
@@ -289,11 +277,8 @@ class BeforeRunMagics(Magics):
             None if word is None else evaluate(word, names) for word in (args.build, args.step, args.save, args.load)
         )
         path = None if args.path is None else names.get(unquote(args.path), unquote(args.path))
-        try:
-            with usage_errors():
-                report = nbdebug.resume_proof(build, step, path, at=args.at, steps=args.steps, save=save, load=load)
-        except FileNotFoundError as error:
-            raise UsageError(str(error)) from None
+        with usage_errors(FileNotFoundError):
+            report = nbdebug.resume_proof(build, step, path, at=args.at, steps=args.steps, save=save, load=load)
         return answer(dataclasses.replace(report, question=f"%resume_proof {line.strip()}"), args, line)
 
 

@@ -11,8 +11,8 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 import nbdebug
 from nbdebug.magics._arguments import FULL, HELP, MODELS, OPTIMIZERS, answer, parse, unquote, variables
-from nbdebug.magics._watch import WatchMagics, WatchSubject, request_argument, sentence
-from nbdebug.text import count
+from nbdebug.magics._watch import WatchMagics, WatchSubject, request_argument
+from nbdebug.text import count, sentence
 
 ON_TRIP = {
     "trace": "the cause is shown and NonFiniteStep is raised",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.display import display
@@ -128,11 +127,8 @@ class MonitorMagics(Magics):
             return None
         names = variables(self.shell, local_ns)
         path = names.get(unquote(args.path), unquote(args.path))
-        try:
-            with usage_errors():
-                report = _followed(path) if args.follow else nbdebug.read_log(path)
-        except OSError as error:
-            raise UsageError(str(error)) from None
+        with usage_errors(OSError):
+            report = _followed(path) if args.follow else nbdebug.read_log(path)
         return answer(report and dataclasses.replace(report, question=f"%read_log {args.path}"), args, line)
 
 
