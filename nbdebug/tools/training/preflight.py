@@ -70,7 +70,15 @@ from nbdebug.tools.training.outputs import (
 )
 from nbdebug.tools.training.probe import LoopArguments, first_steps
 from nbdebug.tools.training.report import preflight_report
-from nbdebug.tools.training.rows import batch_mixing, by_place, ignores_input, mixed_samples, sees_ahead, twins
+from nbdebug.tools.training.rows import (
+    batch_mixing,
+    by_place,
+    ignores_input,
+    mixed_samples,
+    sees_ahead,
+    twins,
+    unshifted_edges,
+)
 from nbdebug.tools.training.rules import name_all, slug
 from nbdebug.tools.training.signals import activation_units, first_layers, initial_weights
 
@@ -349,7 +357,8 @@ class _Probes:
         in_eval = calls_for(self.work, batch)
         with mode(self.work, False), preserve_rng(self.loss_fn), torch.no_grad():
             record(in_eval, self.loss_fn, batch)
-            return *wrong_calls(step.calls), *always_dropping(in_eval, self.work)
+            wrong = *wrong_calls(step.calls), *always_dropping(in_eval, self.work)
+            return *wrong, *unshifted_edges(in_eval, batch)
 
     def _never_frozen(self, table: tuple[Parameter, ...]) -> tuple[tuple[str, ...], Where] | None:
         moving = [p.name for p in table if p.trained and p.reached and p.held is not False and not p.outside]

@@ -1,5 +1,6 @@
 """What becomes of the rows of a batch: whether the output of one sample depends on another one or on its place;
-whether rows are mixed, dealt anew or put in another order without their targets; whether what predicts a step sees it.
+whether rows are mixed, dealt anew or put in another order without their targets; whether graphs are joined as one;
+whether what predicts a step sees it.
 
 One sample is replaced by another one, and the outputs of all others are compared with what they were. It works for
 tokens as for numbers. Normalization and dropout are in eval mode for it, so that batch normalization is excused. Tables
@@ -52,6 +53,7 @@ from nbdebug.tools.training.facts import (
     PairedAnew,
     SeesAhead,
     Twins,
+    WrongCall,
 )
 from nbdebug.tools.training.one_step import VIEWS, Calls, OpCall, calls_for, record
 from nbdebug.tools.training.outputs import LOSSES, MASKED, outputs_and_targets
@@ -68,6 +70,10 @@ MEETING = frozenset(
     "index_add __getitem__ roll flip".split()
 )
 """Ops that combine samples on purpose: similarities, graphs, prototypes."""
+BY_INDEX = frozenset("getitem index_select index_add scatter scatter_add scatter_reduce gather".split())
+"""Ops by which rows of nodes are taken, or added to."""
+GRAPHS = 4
+"""Graphs in a batch, at least."""
 AGAIN, EVENLY, ALL_ALIKE, UNSEEN, ERRORS = 50, 0.3, 0.8, 0.1, 3.0
 """Rows that have to come again; by how much at most their counts vary, over their mean (1 where they are drawn, 0.25 in
 the middle of a pass); the share of equal targets by chance from which on nothing can be told; the share of targets that
@@ -319,6 +325,47 @@ def twins(model: nn.Module, loss_fn: LossFn, batch: Any) -> Twins | None:
         if any(torch.equal(t[one], t[other]) for t in rows) and float(times.mean()) < n / 2:
             return Twins(int((times > 1).sum()), n, float(times.log().mean()), call.where)
     return None
+
+
+# -- graphs that are joined into one batch -----------------------------------------------------------------------------
+
+
+def _graph_sizes(t: torch.Tensor, lengths: set[int]) -> list[int]:
+    """The number of nodes of each graph, from the graph of each node, from where each begins (and the last ends), or
+    from the numbers themselves; [] of other tensors. lengths: of the batch's tensors."""
+    if t.dim() != 1 or t.is_floating_point() or t.is_complex() or t.dtype == torch.bool or len(t) < GRAPHS:
+        return []
+    steps, first, last = t.diff(), int(t[0]), int(t[-1])
+    if first == 0 and last + 1 >= GRAPHS and bool(((steps == 0) | (steps == 1)).all()):
+        return t.long().bincount().tolist()
+    if first == 0 and last in lengths and bool((steps > 0).all()):
+        return steps.tolist()
+    return t.tolist() if int(t.min()) > 0 and int(t.sum()) in lengths else []
+
+
+def unshifted_edges(calls: Calls, batch: Any) -> Iterator[WrongCall]:
+    """Pairs of nodes that all lie among as many nodes as the largest graph has, though many graphs are in the batch,
+    where they take rows of all nodes: nobody has added the number of nodes before each graph."""
+    tensors = output_tensors(batch)
+    lengths = {len(t) for t in tensors if t.dim()}
+    known = [sizes for t in tensors if (sizes := _graph_sizes(t, lengths)) and sum(sizes) in lengths]
+    for i, edges in enumerate(tensors):
+        pairs = edges.dim() == 2 and 2 in edges.shape and edges.dtype in (torch.int32, torch.int64)
+        for sizes in known if pairs and edges.numel() and int(edges.min()) >= 0 else ():
+            top, nodes = max(sizes), sum(sizes)
+            if int(edges.max()) >= top or nodes < 2 * top or not edges.numel() > nodes:
+                continue
+            uses = [
+                (call, index)
+                for call in calls.calls
+                if call.op.strip("_") in BY_INDEX and call.inputs and len(call.inputs[0]) == nodes
+                for index in call.inputs[1:]
+                if not index.is_floating_point() and calls.dependence(index).leaves >> i & 1
+            ]
+            if uses and max(int(index.max()) for _, index in uses) < top:
+                alone = 1 - len(edges.unique()) / nodes
+                yield WrongCall("unshifted edges", uses[0][0].op, uses[0][0].where, (top, nodes, len(sizes), alone))
+                return
 
 
 # -- later time steps -------------------------------------------------------------------------------------------------

@@ -290,6 +290,8 @@ def batch_mixing(facts: TrainingFacts) -> Finding | None:
     for call in facts.static.loss_calls:
         if call.across is not None:
             return signs.read_across(*call.across)
+    if joined := signs.joined_as_one(facts.static):
+        return joined
     if mixing is None:
         title = "`{op}` gives the inputs another shape as they lie{line}; two of its dimensions had to be exchanged"
         fix = Fix("Exchange the dimensions.", "x = x.permute(0, 3, 1, 2)  # (N, H, W, C) to (N, C, H, W)")

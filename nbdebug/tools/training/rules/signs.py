@@ -681,6 +681,14 @@ def wrong_call(static: StaticFacts, kind: str, slug: str, title: str, names: Ite
     return finding(slug, said, [call.where.module or "", *names, call.op], [fix], place=call.where)
 
 
+def joined_as_one(static: StaticFacts) -> Finding | None:
+    """Graphs in one batch whose edges count from 0 in each."""
+    title = "{2} graphs are joined, and all edges lie among the first {0} of {1:,} nodes{line}: {3:.0%} have no edge"
+    code = "edges = torch.cat([own + before for own, before in zip(all_edges, sizes.cumsum(0) - sizes)], 1)"
+    fix = Fix("Add to the edges of each graph the number of nodes before it.", code)
+    return wrong_call(static, "unshifted edges", "batch-mixing", title, ["collate_fn", "train_loader", "forward"], fix)
+
+
 def read_across(sizes: tuple[int, ...], place: Where) -> Finding:
     """Scores that are taken for rows of classes as they lie."""
     order, classes = ", ".join(map(str, (0, *range(2, len(sizes)), 1))), sizes[1]
