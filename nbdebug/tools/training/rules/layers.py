@@ -290,7 +290,7 @@ def batch_mixing(facts: TrainingFacts) -> Finding | None:
     for call in facts.static.loss_calls:
         if call.across is not None:
             return signs.read_across(*call.across)
-    if joined := signs.joined_as_one(facts.static):
+    if joined := wrong_call(facts.static, "unshifted edges", "batch-mixing", *signs.JOINED):
         return joined
     if mixing is None:
         title = "`{op}` gives the inputs another shape as they lie{line}; two of its dimensions had to be exchanged"
@@ -629,7 +629,7 @@ def dead_relu(facts: TrainingFacts) -> Finding | None:
     if signs.units_died(run) and signs.lower_rate_helps(run):
         return None  # the learning rate killed it
     experiment = signs.rescaling(run)
-    if signs.units_died(run) and not signs.lower_rates(run) and not signs.helps(experiment):
+    if signs.units_died(run) and not any(n.startswith("lr/") for n in run.experiments) and not signs.helps(experiment):
         return None  # nothing tells what killed it
     if not places or not (max(p.dead or 0.0 for p in places) >= WHOLE or signs.helps(experiment)):
         return None

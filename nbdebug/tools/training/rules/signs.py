@@ -541,14 +541,9 @@ def frozen_in_train_mode(run: TrainingRunFacts) -> list[ModuleMode]:
     return own if run.trained_elements else []
 
 
-def lower_rates(run: TrainingRunFacts) -> list[Experiment]:
-    """The experiments with a lower learning rate."""
-    return [e for name, e in run.experiments.items() if name.startswith("lr/")]
-
-
 def lower_rate_helps(run: TrainingRunFacts) -> bool:
     """With a lower learning rate the same steps end far lower: the rest follows from the rate."""
-    return any(helps(e, MUCH_BETTER) for e in lower_rates(run))
+    return any(helps(e, MUCH_BETTER) for name, e in run.experiments.items() if name.startswith("lr/"))
 
 
 def rescaling(run: TrainingRunFacts) -> Experiment | None:
@@ -634,6 +629,13 @@ CURES = {
 }
 """By the beginnings of their names, the cause that an experiment would cure and how it was tried, in a sentence."""
 OTHER_CLASS = Fix("Add samples of another class, such as pairs that nobody chose.", "label = torch.zeros(len(drawn))")
+JOINED = (
+    "{2} graphs are joined, and all edges lie among the first {0} of {1:,} nodes{line}: {3:.0%} have no edge",
+    ["collate_fn", "train_loader", "forward"],
+    Fix(
+        "Add to a graph's edges the number of nodes before it.", "torch.cat([e + n for e, n in zip(edges, before)], 1)"
+    ),
+)
 PRINT_LOSS_INPUTS = Fix(
     "Print what goes into the loss.",
     "outputs, targets = model(batch[0]), batch[1]\n"
@@ -679,14 +681,6 @@ def wrong_call(static: StaticFacts, kind: str, slug: str, title: str, names: Ite
         return None
     said = title.format(*call.sizes, op=call.op, line=at_line(call.where), sizes=shape(call.sizes))
     return finding(slug, said, [call.where.module or "", *names, call.op], [fix], place=call.where)
-
-
-def joined_as_one(static: StaticFacts) -> Finding | None:
-    """Graphs in one batch whose edges count from 0 in each."""
-    title = "{2} graphs are joined, and all edges lie among the first {0} of {1:,} nodes{line}: {3:.0%} have no edge"
-    code = "edges = torch.cat([own + before for own, before in zip(all_edges, sizes.cumsum(0) - sizes)], 1)"
-    fix = Fix("Add to the edges of each graph the number of nodes before it.", code)
-    return wrong_call(static, "unshifted edges", "batch-mixing", title, ["collate_fn", "train_loader", "forward"], fix)
 
 
 def read_across(sizes: tuple[int, ...], place: Where) -> Finding:
