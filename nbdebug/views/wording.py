@@ -78,7 +78,7 @@ def in_words(value: Any, most: int = 8) -> str:
     if isinstance(value, numbers.Number):
         return number(value)
     if isinstance(value, Where):
-        return place(value) or clean(value.module or "not known")
+        return place(value) or (f"module {clean(value.module)}" if value.module else "not known")
     if isinstance(value, Mapping):
         return pairs(value, most)
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -147,6 +147,8 @@ def stop(where: Where) -> str:
     """Where an event of a chain was: "In [7], line 4, head.ent (Entropy)"; in a package its own line in place of the
     module."""
     inside = f"in {clean(where.library, 160)}" if where.library else module(where)
+    if where.module and inside == where.module and not place(where):
+        return f"module {inside}"  # a name alone may be a number
     return ", ".join(part for part in (place(where), inside) if part)
 
 

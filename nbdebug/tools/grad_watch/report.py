@@ -26,6 +26,10 @@ from nbdebug.tools.grad_watch.history import (
 from nbdebug.verdict import Verdict, carried_scale, floor_note, floor_of, of_losses, smoothed_entropy
 
 QUESTION = "grad_watch(model, optimizer)"
+FIND_THE_OP = Fix(
+    "Let the loop run under the tracer, with model and optimizer built again: it names the op that makes the value.",
+    "%%nan_trace\n# the cell with the training loop; in a script: nbdebug.nan_trace(step)",
+)
 ENOUGH = 10
 """Fewer steps than these give no share and no trend."""
 MANY = 0.2
@@ -226,9 +230,7 @@ def nonfinite_gradients(
         {"parameter": name, "first bad step": step, "bad steps": steps, "value": str(value)}
         for name, (step, steps, value) in sorted(bad.items(), key=lambda item: item[1][0])
     ]
-    fixes: tuple[Fix, ...] = (
-        Fix("Find the op that produced it.", "%nan_trace step()  # or %guard on, before the loop"),
-    )
+    fixes: tuple[Fix, ...] = (FIND_THE_OP,)
     if grew or strong:
         fixes = (
             Fix(
@@ -409,7 +411,7 @@ def _collapsed(scales: ScaleHistory, names: Sequence[str], layers: Sequence[str]
             ", and it is NaN: no scale helps" if nan > first / 2 else ""
         )
     fixes = (
-        Fix("Find the op that produces it.", "%nan_trace step()"),
+        FIND_THE_OP,
         Fix("Or find the modules that must stay in float32.", 'nbdebug.precision(model, batch, loss_fn, "float16")'),
         Fix("Or train in bfloat16, which has float32's range and needs no scaler.", "dtype=torch.bfloat16"),
     )
