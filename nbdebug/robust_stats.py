@@ -36,6 +36,13 @@ def blocks(values: Sequence[float], most: int = 20, least: int = 5) -> list[floa
     return [statistics.median(values[a:b]) for a, b in itertools.pairwise(edges) if b > a]
 
 
+def longer(before: Sequence[float], after: Sequence[float]) -> float:
+    """How many times longer some times are. Their median and their fastest quarter must both have changed, and the
+    smaller change counts: what else a machine does makes some of them longer, those that are long anyway more often."""
+    fast = [statistics.median(sorted(times)[: max(len(times) // 4, 1)]) for times in (before, after)]
+    return statistics.median((statistics.median(after) / statistics.median(before), fast[1] / fast[0], 1.0))
+
+
 def slope(values: Sequence[float]) -> float:
     """The Theil-Sen slope: the median over all pairs, per place in the list. Meant for a few dozen values."""
     pairs = [(values[j] - values[i]) / (j - i) for i in range(len(values)) for j in range(i + 1, len(values))]

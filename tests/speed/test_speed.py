@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 import nbdebug
 from nbdebug.__main__ import main
 from nbdebug.report import Where
+from nbdebug.robust_stats import longer
 from nbdebug.tools.speed import clock, cures, ops
 from nbdebug.tools.speed.bottleneck import OWN, RECENT, WARM, SpeedWatch, load_times, share_of, slower
 from nbdebug.tools.speed.rules import Loop, SpeedCure, SpeedFacts, StepTimes, WorkShare, name_cause
@@ -263,6 +264,26 @@ def test_members_that_the_pairs_of_a_loop_share_are_no_redundant_work(measured: 
     )  # fmt: skip
     cause = name_cause(facts)
     assert cause is not None and cause.code == f"speed/{code}"
+
+
+@pytest.mark.parametrize(
+    ("measured", "workers", "named"), [(None, 0, True), (6.0, 0, True), (1.5, 0, False), (1.5, 2, True)]
+)
+def test_whether_data_are_waited_for_is_told_by_pairs_of_steps(
+    measured: float | None, workers: int, named: bool
+) -> None:
+    """A busy machine can make a row of steps wait. Workers load on while a step has its batch again."""
+    times = StepTimes({"waiting for data": 0.007, "forward": 0.001, "backward": 0.002}, 32)
+    cures_ = [SpeedCure("the same batch again", 3.3, measured)]
+    facts = SpeedFacts(steps=(times,) * 12, ran=13, backwards=13, workers=workers, cures=cures_)
+    assert [f.code for f in [name_cause(facts)] if f is not None] == ["speed/loader-bound"] * named
+
+
+def test_times_that_are_long_since_others_run_do_not_make_a_ratio() -> None:
+    """A step of 1.5 ms meets another program more often than one of 1 ms: by their medians it would take 11 times as
+    long."""
+    long, short = [1.5] * 4 + [11.0] * 6, [1.0] * 6 + [11.0] * 4
+    assert longer(short, long) == pytest.approx(1.5) and longer(long, short) == pytest.approx(1 / 1.5)
 
 
 @pytest.mark.parametrize(("seconds", "named"), [(0.001, False), (0.02, True)])

@@ -14,7 +14,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from nbdebug.observe.step_hooks import StepHook
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, needed, optimizers_of
 from nbdebug.process import can_copy
 from nbdebug.report import Plot, Report, RuledOut, Symptom, Table, Where
-from nbdebug.robust_stats import rank_correlation
+from nbdebug.robust_stats import longer, rank_correlation
 from nbdebug.text import clip, count, duration, figures, percent
 from nbdebug.tools.speed import cures, rules
 from nbdebug.tools.speed.clock import Clock, Training, apart, branch_line, run
@@ -430,13 +430,6 @@ def share_of(text: str) -> float:
         if 0 <= value < 100:
             return value
     raise ValueError(f"a share is written as 5% or 0.05; got {text!r}")
-
-
-def longer(before: Sequence[float], after: Sequence[float]) -> float:
-    """How many times longer steps take. Their median and their fastest quarter must both have grown, and the smaller
-    ratio counts: what else a machine does slows some steps alone."""
-    fast = [statistics.median(sorted(times)[: max(len(times) // 4, 1)]) for times in (before, after)]
-    return min(statistics.median(after) / statistics.median(before), fast[1] / fast[0])
 
 
 def slower(now: Mapping[str, Any], earlier: Mapping[str, Any], limit: float) -> tuple[bool, str]:

@@ -1,8 +1,9 @@
 """Experiments in a copy of the process: the same steps with one thing changed and without, in turn, in one run.
 
-Steps with and without follow each other as off, on, on, off, …, so that what else the machine does falls on both; the
-ratio of the medians is the speed-up. On a GPU, which is behind the host, rows of steps do so. The first step of either
-kind warms up. None of it touches the user's own objects: see `driver`.
+Steps with and without follow each other as off, on, on, off, …, so that what else the machine does falls on both; how
+many times longer the steps without take is the speed-up, see `longer`, and the ratio of means for what not every step
+does. On a GPU, which is behind the host, rows of steps do so. The first step of either kind warms up. None of it
+touches the user's own objects: see `clock`.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from nbdebug.observe.step_hooks import Patches
 from nbdebug.observe.tensors import fingerprint, tensors_in
 from nbdebug.observe.variables import is_user_module
 from nbdebug.report import Finding, Where
+from nbdebug.robust_stats import longer
 from nbdebug.tools.speed.clock import MOVES, READS, WRITERS, Clock, Training, apart, endless, run, users_lines
 from nbdebug.tools.speed.ops import OpWatch, attention_refused
 from nbdebug.tools.speed.rules import ANOMALY, DATA, FREE, NOTHING, PROFILER, SpeedCure, SpeedFacts, WorkShare
@@ -314,13 +316,14 @@ def _paired(training: Training, what: SpeedTrial, block: int) -> SpeedCure:
         raise LookupError("it changes nothing in these steps")
     rows = [(clock.steps[i : i + block], is_on(i)) for i in range(2, len(clock.steps) - block + 1, block)]
     off, on = ([steps for steps, flag in rows if flag is wanted] for wanted in (False, True))
-    usual = statistics.median if all(s.phases.get(what.phase) for steps in off for s in steps) else statistics.fmean
-    without, with_it = (usual([statistics.fmean(s.total for s in steps) for steps in part]) for part in (off, on))
-    left = usual([s.total - what.part * s.phases.get(what.phase, 0.0) for steps in off for s in steps])
-    predicted = without / left if what.phase else what.predicted
+    steady = all(s.phases.get(what.phase) for steps in off for s in steps) or not what.phase
+    ratio = longer if steady else lambda less, more: statistics.fmean(more) / statistics.fmean(less)
+    without, with_it = ([statistics.fmean(s.total for s in steps) for steps in part] for part in (off, on))
+    left = [s.total - what.part * s.phases.get(what.phase, 0.0) for steps in off for s in steps]
+    predicted = ratio(left, [s.total for steps in off for s in steps]) if what.phase else what.predicted
     last = [[loss for i, loss in enumerate(training.losses) if is_on(i) is wanted][-1:] for wanted in (False, True)]
     pair = (float(last[0][0]), float(last[1][0])) if all(last) else None
-    return SpeedCure(what.name, predicted, what.rows * without / with_it, pair)
+    return SpeedCure(what.name, predicted, what.rows * ratio(with_it, without), pair)
 
 
 def through(training: Training, switch: Switch, fetch: Callable[[Callable[[], Any]], Any]) -> None:

@@ -338,10 +338,11 @@ def loader_bound(facts: SpeedFacts) -> Finding | None:
     share, proof = facts.share(DATA), "the same batch again"
     least = 1.5 if facts.device != "cpu" else 1 / (1 - WAITING)  # the usual steps ran in turn with it
     whole = statistics.median(step.total for step in facts.parted) if facts.steps else 0.0
-    waiting = facts.seconds(DATA)
+    waiting, gained = facts.seconds(DATA), facts.gained(proof, 0.0)
     most = min(share, waiting / (whole or 1.0) + 0.05) >= WAITING  # else only the epochs' first steps wait
-    proven = facts.gained(proof, 0.0) > least and share > WAITS
-    if not (most or proven) or facts.gained(proof) < 1.2:
+    # pairs of steps tell more than one row of them, but workers load on while a step has its batch again
+    proven = gained > least and share > WAITS or (most and gained > 1.2 and facts.workers > 0)
+    if not (most if gained == 0 else proven):
         return None
     waits = f"A step waits {duration(waiting)} of {duration(whole)} for its batch"
     title = f"{waits}: {percent(share)} of the time goes into loading"
