@@ -105,17 +105,16 @@ def loop_of(thing: Any) -> tuple[Callable[..., Any], bool]:
 def time_training(
     training: Training, question: str, subject: str, steps: int = 20, goal: float | None = None, try_cures: bool = True
 ) -> Report:
-    """What `bottleneck()` and the magics do, once it is known what is meant."""
-    return report_of(measure(training, steps, try_cures), question, subject, goal)
-
-
-def measure(training: Training, steps: int, try_cures: bool = True) -> SpeedFacts:
-    """The facts: the steps by the clock, the ops of some in a copy, and the experiments that decide."""
+    """What `bottleneck()` and the magics do, once it is known what is meant: the steps by the clock, the ops of some in
+    a copy, and the experiments that decide."""
     facts = SpeedFacts()
     seen = apart(training, lambda: cures.observe(training))
     clock = run(training, steps, SECONDS, looking=True)
     _clocked(facts, clock)
-    _devices(facts, training)
+    kinds = {name: {p.device.type for p in model.parameters()} for name, model in training.models.items()}
+    facts.device = next((kind for found in kinds.values() for kind in found if kind != "cpu"), "cpu")
+    facts.cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    facts.on_cpu = tuple(name for name, found in kinds.items() if found == {"cpu"})
     own = seen is None and torch.cuda.is_initialized() and not training.whole
     if own:  # where a step can't be wound back: three more of the user's own
         seen = cures.observe(training)
@@ -127,11 +126,11 @@ def measure(training: Training, steps: int, try_cures: bool = True) -> SpeedFact
         _trend(facts, training, len(clock.steps))
     if facts.device == "cuda" and rules.PROFILER not in clock.modes:  # there is one at a time
         facts.kernels = cures.kernels(training) if own else apart(training, lambda: cures.kernels(training))
-    if facts.share(DATA) > 0.3:
+    if facts.share(DATA) > rules.WAITS:
         facts.places[DATA] = apart(training, lambda: cures.loading_line(training)) or Where()
     if try_cures:
         _try(facts, training)
-    return facts
+    return report_of(facts, question, subject, goal)
 
 
 def _clocked(facts: SpeedFacts, clock: Clock) -> None:
@@ -156,13 +155,6 @@ def _clocked(facts: SpeedFacts, clock: Clock) -> None:
         site = (inside or caller) if guard.startswith(("self.", "L['self']")) else (caller or inside)
         where = at_site(Where(phase="forward"), next(iter(site), None))
         facts.recompiles = rules.Recompiles(where, reasons, value[1] if value else "")
-
-
-def _devices(facts: SpeedFacts, training: Training) -> None:
-    kinds = {name: {p.device.type for p in model.parameters()} for name, model in training.models.items()}
-    facts.device = next((k for found in kinds.values() for k in found if k != "cpu"), "cpu")
-    facts.cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    facts.on_cpu = tuple(name for name, found in kinds.items() if found == {"cpu"})
 
 
 def _trend(facts: SpeedFacts, training: Training, ran: int) -> None:

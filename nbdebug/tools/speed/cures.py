@@ -239,17 +239,6 @@ class Switch(Patches):
         self.turns += 1
         self.turned(on)
 
-    def within(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
-        """The change is a context, made anew for each step."""
-        stack = contextlib.ExitStack()
-
-        def turned(on: bool) -> None:
-            stack.close()
-            if on:
-                stack.enter_context(make())
-
-        self.turned, self.used = turned, 1
-
     def answering(self, key_of: Callable[..., Any]) -> Callable[..., Any]:
         """For a function that answers what it answered before to an equal key of its arguments; it is asked again where
         that is None."""
@@ -458,7 +447,14 @@ def single_precision(training: Training, switch: Switch) -> None:
 
 def autocast(training: Training, switch: Switch) -> None:
     device = next((d.type for d in accelerators_in_use()), "cpu")
-    switch.within(lambda: torch.autocast(device, torch.bfloat16))
+    stack = contextlib.ExitStack()
+
+    def turned(on: bool) -> None:
+        stack.close()  # in each step: weights that were cast are forgotten then
+        if on:
+            stack.enter_context(torch.autocast(device, torch.bfloat16))
+
+    switch.turned, switch.used = turned, 1
 
 
 def no_anomaly_detection(training: Training, switch: Switch) -> None:
