@@ -182,7 +182,7 @@ def _try(facts: SpeedFacts, training: Training) -> None:
         trial = cures.trial_of(cause, facts)
         if trial is None or facts.cure(trial.name) is not None:
             break
-        facts.cures.append(cures.try_cure(training, trial, facts))
+        facts.cures.append(dataclasses.replace(cures.try_cure(training, trial, facts), code=cause.code))
     facts.trying = False
     if facts.share(DATA) > rules.WAITS and facts.workers == 0:
         facts.cures.append(cures.with_workers(training, 2, facts.seconds()))
@@ -198,10 +198,11 @@ def _try(facts: SpeedFacts, training: Training) -> None:
         fast = cures.median_step(training, 7, 1, lambda: torch.compiler.set_stance("force_eager"))
         predicted = statistics.median(slow) / statistics.median(quick) if slow and quick else None
         measured = statistics.median(slow) / fast if slow and fast else None
-        facts.cures.append(SpeedCure("no torch.compile", predicted, measured))
+        facts.cures.append(SpeedCure("no torch.compile", predicted, measured, code=cause.code))
     elif cause.evidence.get("mode") == rules.PROFILER and can_copy():
         slow, fast = cures.median_step(training, 7, 1), cures.median_step(training, 7, 1, cures.unprofiled)
-        facts.cures.append(SpeedCure(f"without {rules.PROFILER}", None, slow / fast if slow and fast else None))
+        measured = slow / fast if slow and fast else None
+        facts.cures.append(SpeedCure(f"without {rules.PROFILER}", None, measured, code=cause.code))
     elif cause.code == "speed/small-kernels" and facts.loop is not None:  # no change of ours: it is the user's text
         saved = facts.loop.of_time * (1 - 1 / facts.loop.gain) * (facts.share("forward") + facts.share("backward"))
         why = f"its ops alone: {figures(facts.loop.gain)} times as fast, measured"

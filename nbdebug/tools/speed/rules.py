@@ -132,13 +132,14 @@ class Slower:
 @dataclasses.dataclass(frozen=True)
 class SpeedCure:
     """A change that was tried, or foretold. predicted, measured: how many times faster, None where not known; losses:
-    of the same step without and with it; why_not: why it was not tried."""
+    of the same step without and with it; why_not: why it was not tried; code: of the cause that it decides about."""
 
     name: str
     predicted: float | None = None
     measured: float | None = None
     losses: tuple[float, float] | None = None
     why_not: str = ""
+    code: str = ""
 
 
 @dataclasses.dataclass
@@ -262,11 +263,11 @@ def middle_half(values: Sequence[float]) -> tuple[float, float, float]:
 def finding(
     facts: SpeedFacts, code: str, bottleneck: str, title: str, where: Where, *fixes: Fix, **evidence: Any
 ) -> Finding:
-    """bottleneck: the part of the step that is slow. `_` in names of evidence is a space. Cures that were tried are
+    """bottleneck: the part of the step that is slow. `_` in names of evidence is a space. The cure that was tried is
     evidence, too: "2.1 times as fast (2.3 predicted)"."""
     rows = {"bottleneck": bottleneck} | {key.replace("_", " "): value for key, value in evidence.items() if value}
     for cure in facts.cures:
-        if cure.measured is not None:
+        if cure.code == code and cure.measured is not None:
             predicted = f" ({figures(cure.predicted)} predicted)" if cure.predicted else ""
             rows[cure.name] = f"{figures(cure.measured)} times as fast{predicted}"
     return Finding(code, title, where, rows | ({"a step": duration(facts.seconds())} if facts.steps else {}), fixes)
