@@ -321,9 +321,11 @@ def left_out_at(facts: RanksFacts, log: RankLog, parts: Sequence[str]) -> Line |
     """Where a rank's last step went past a part of the model, which has these attributes in its name: the branch that
     went past its use more often than in any step before; else one without marks; else, where steps before have used it,
     the use."""
-    ends = [call.at for own in log.calls.values() for call in own if call.op.startswith("backward of")]
-    begin = [event["at"] for event in log.events.get("wrapper", ())]
-    steps = [Counter(log.window(*pair)) for pair in itertools.pairwise(sorted([*begin, *ends]))]
+    calls = [call for own in log.calls.values() for call in own if call.op.startswith("backward of")]
+    calls.sort(key=lambda call: call.order)
+    ends = [call.at for call in calls if call.lines[:1] == calls[-1].lines[:1]]  # of several models each has its line
+    begin = [event["at"] for event in log.events.get("wrapper", ()) if event["at"] <= min(ends, default=0)]
+    steps = [Counter(log.window(*pair)) for pair in itertools.pairwise([*begin[-1:], *ends])]
     numbers = {(place.file, place.kind, place.first): place.number for place in facts.places.values()}
     found: list[tuple[int, Line]] = []
     for file in facts.sources:

@@ -253,10 +253,8 @@ def unused_parameters(facts: RanksFacts) -> Iterator[Finding]:
     line = paths.left_out_at(facts, facts.ranks[own[0]], _attributes(names[0]))
     if line is not None:
         title += ", which the last step has left out"
-        drop = Fix(
-            "Or call it in every step, and multiply what is left out by zero.", "x = x + keep * layer(x)  # 0 or 1"
-        )
-        fixes = [fixes[1], drop]
+        every = "Or call it in every step, and multiply what is left out by zero."
+        fixes = [fixes[1], Fix(every, "x = x + keep * layer(x)  # 0 or 1")]
     title += f", on rank {lone} alone" if lone is not None else ""
     where = at(facts, line or _made_at(facts, names[0]), lone)
     yield finding("unused-parameters", title, where, *fixes, parameters=tuple(names))
