@@ -19,7 +19,7 @@ import dataclasses
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,7 +38,6 @@ from nbdebug.tools.training.evaluate import (
     LossInputs,
     OtherCalls,
     ProbeErrors,
-    deterministic,
     loss_root,
     mode,
     preserve_rng,
@@ -66,6 +65,8 @@ UNUSED, HARDLY, TASK = 0.3, 0.4, 0.1
 to the second they hardly do). The term itself is a task where its own value rises by more than the third."""
 USED, FALLS, FAR_BELOW = 0.4, 0.7, 0.5
 """… and with a hundredth of the term they use them, and fall to that share (to the last, where they hardly did)."""
+GAINED = 4.0
+"""A gain that grows so many times, and that many times its size a term that keeps it small."""
 IDLE, TIMES = 0.9, 20.0
 """Of its share at the start, what a term keeps that learns nothing; how many times as large the other one is."""
 COMMON, FOUND, MISSED = 0.5, 0.9, 0.4
@@ -305,7 +306,7 @@ def outweighing_term(
     model, loss_fn, batch, ends = retrainer.model, retrainer.loss_fn, retrainer.batches[0], measured.shares
     count, held = len(ends) // 2, measured.held_down()
     before = _Shares(ends, count)
-    suspects = [k for k in range(count) if before.is_suspect(k) or k in held]
+    suspects = [k for k in range(count) if before.is_suspect(k) or before.drowns_gain(k) or k in held]
     for k in sorted(suspects, key=lambda k: -abs(before.plain[k]))[:2]:
         change = RetrainChange(loss_fn=weaken(loss_fn, k, 0.01))
         weaker = retrainer.train(change, steps, at_end=lambda: _shares_and_dealt(retrainer))
@@ -313,7 +314,8 @@ def outweighing_term(
         rise = after.rise(k)
         falls = FALLS if before.rise(k) < UNUSED * before.rest(k) else FAR_BELOW
         # below zero: the two balance each other, as a density and its log-determinant do
-        if 0 <= after.rest(k) < falls * before.rest(k) and rise > max(USED * after.rest(k), 3 * before.rise(k)):
+        better = 0 <= after.rest(k) < falls * before.rest(k) and rise > max(USED * after.rest(k), 3 * before.rise(k))
+        if better or before.drowns_gain(k) and _is_gained(before, after, k):
             with preserve_rng(loss_fn):
                 place = term_site(model, loss_fn, batch, k)
             rests = before.rest(k), after.rest(k)
@@ -324,6 +326,12 @@ def outweighing_term(
                 "outweighs": before.plain[k],
             }
     return None
+
+
+def _is_gained(before: _Shares, after: _Shares, k: int) -> bool:
+    """Whether the rest, a gain with a minus, grows by what the inputs tell, and by no more: a density grows without."""
+    used, gained = after.rise(k) - before.rise(k), before.rest(k) - after.rest(k)
+    return after.rise(k) > GAINED * max(before.rise(k), 0.0) and 0 < used < 2 * gained < 4 * used
 
 
 class _Shares:
@@ -344,6 +352,11 @@ class _Shares:
     def is_suspect(self, k: int) -> bool:
         rest = self.rest(k)
         return rest > 0 and self.rise(k) < HARDLY * rest and self.dealt[k] - self.plain[k] < TASK * rest
+
+    def drowns_gain(self, k: int) -> bool:
+        """Next to it the rest, a gain with a minus (what a policy earns), is small, and it does not use the inputs."""
+        own, idle, rest = abs(self.plain[k]), abs(self.dealt[k] - self.plain[k]), self.rest(k)
+        return own > GAINED * abs(rest) and idle < abs(rest) and rest <= 0
 
 
 def _shares_and_dealt(retrainer: Retrainer) -> list[float]:
@@ -708,7 +721,7 @@ class TermRecorder(TorchFunctionMode):
 
     def _note(self, op: str, args: Any, out: torch.Tensor) -> None:
         op = op if op.startswith("__") else op.rstrip("_")
-        if self.sites is not None and out.dim() == 0:
+        if self.sites is not None:
             self.sites[id(out)] = locate().site
         if op not in LINEAR:
             self._alive.append(out)
@@ -816,50 +829,6 @@ def severed_term(model: nn.Module, loss_fn: LossFn, batch: Any, trained: set[int
             if cut is not None:
                 return detached_at(calls, cut, set(calls.positions(cut.params & mask)))
     return _reached_by_penalties_alone(calls, loss, recorder, mask)
-
-
-CANCELS = frozenset(
-    "sub __sub__ rsub __rsub__ div __truediv__ true_divide softmax log_softmax softmin normalize layer_norm batch_norm "
-    "group_norm instance_norm".split()
-)
-"""Ops that give a constant where both operands are the same, or a dimension has a single entry."""
-
-
-def cancelled(model: nn.Module, loss_fn: LossFn, batch: Any, names: Collection[str]) -> DetachedAt | None:
-    """The op in which what these parameters make comes to a constant, whatever their values; None where none does.
-    Raises what the loss raises; the parameters are put back."""
-    own = [p for name, p in model.named_parameters() if name in names]
-    values, runs = [p.detach().clone() for p in own], list[Calls]()
-    try:
-        for factor in (1.0, 0.9):
-            with torch.no_grad():
-                for p in own:
-                    p.mul_(factor)
-            runs.append(calls_for(model, batch))
-            with deterministic(model), preserve_rng(loss_fn), torch.enable_grad():
-                torch.manual_seed(0)
-                record(runs[-1], loss_fn, batch)
-    finally:
-        with torch.no_grad():
-            for p, value in zip(own, values):
-                p.copy_(value)
-    first, second = (calls.calls for calls in runs)
-    mask = sum(1 << i for i, (name, _) in enumerate(runs[0].parameters) if name in names)
-    for a, b in zip(first, second) if [c.op for c in first] == [c.op for c in second] else ():
-        moved = [not _alike(x, y) for x, y in zip((*a.outputs, *a.inputs), (*b.outputs, *b.inputs))]
-        constant = a.op in CANCELS and a.params & mask and any(moved) and not any(moved[: len(a.outputs)])
-        if constant and not _is_saturated(a.op, a.outputs[0]):
-            at = runs[0].positions(a.params & mask)
-            return dataclasses.replace(detached_at(runs[0], a, set(at)), how="cancels")
-    return None
-
-
-def _is_saturated(op: str, output: torch.Tensor) -> bool:  # of a single entry, one number would be all there is
-    return "softm" in op and bool(output.detach().min() != output.detach().max())
-
-
-def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and bool(torch.allclose(a.detach().double(), b.detach().double(), 1e-6, 1e-7))
 
 
 def _reached_by_penalties_alone(

@@ -19,7 +19,7 @@ import math
 import sys
 import types
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from nbdebug.observe.tensors import output_tensors
 from nbdebug.observe.validation import names_used_by
 from nbdebug.observe.variables import closure_variables
 from nbdebug.report import Where
-from nbdebug.tools.training.evaluate import LossFn, loss_root
+from nbdebug.tools.training.evaluate import LossFn, deterministic, loss_root, preserve_rng
 from nbdebug.tools.training.facts import DetachedAt, ForeignTensors, Parameter, StaticFacts
 
 VIEWS = frozenset(
@@ -763,6 +763,50 @@ def loss_depends_on(parameters: Sequence[torch.Tensor], loss: Callable[[], float
         with torch.no_grad():
             for p, value in zip(parameters, values):
                 p.copy_(value)
+
+
+CANCELS = frozenset(
+    "sub __sub__ rsub __rsub__ div __truediv__ true_divide softmax log_softmax softmin normalize layer_norm batch_norm "
+    "group_norm instance_norm".split()
+)
+"""Ops that give a constant where both operands are the same, or a dimension has a single entry."""
+
+
+def cancelled(model: nn.Module, loss_fn: LossFn, batch: Any, names: Collection[str]) -> DetachedAt | None:
+    """The op in which what these parameters make comes to a constant, whatever their values; None where none does.
+    Raises what the loss raises; the parameters are put back."""
+    own = [p for name, p in model.named_parameters() if name in names]
+    values, runs = [p.detach().clone() for p in own], list[Calls]()
+    try:
+        for factor in (1.0, 0.9):
+            with torch.no_grad():
+                for p in own:
+                    p.mul_(factor)
+            runs.append(calls_for(model, batch))
+            with deterministic(model), preserve_rng(loss_fn), torch.enable_grad():
+                torch.manual_seed(0)
+                record(runs[-1], loss_fn, batch)
+    finally:
+        with torch.no_grad():
+            for p, value in zip(own, values):
+                p.copy_(value)
+    first, second = (calls.calls for calls in runs)
+    mask = sum(1 << i for i, (name, _) in enumerate(runs[0].parameters) if name in names)
+    for a, b in zip(first, second) if [c.op for c in first] == [c.op for c in second] else ():
+        moved = [not _alike(x, y) for x, y in zip((*a.outputs, *a.inputs), (*b.outputs, *b.inputs))]
+        constant = a.op in CANCELS and a.params & mask and any(moved) and not any(moved[: len(a.outputs)])
+        if constant and not _is_saturated(a.op, a.outputs[0]):
+            at = runs[0].positions(a.params & mask)
+            return dataclasses.replace(detached_at(runs[0], a, set(at)), how="cancels")
+    return None
+
+
+def _is_saturated(op: str, output: torch.Tensor) -> bool:  # of a single entry, one number would be all there is
+    return "softm" in op and bool(output.detach().min() != output.detach().max())
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and bool(torch.allclose(a.detach().double(), b.detach().double(), 1e-6, 1e-7))
 
 
 def foreign_tensors(

@@ -69,7 +69,6 @@ from nbdebug.tools.training.facts import (
     UnitsFact,
 )
 from nbdebug.tools.training.interventions import (
-    cancelled,
     graph_signature,
     interventions,
     optimizers_behind,
@@ -79,7 +78,7 @@ from nbdebug.tools.training.interventions import (
 )
 from nbdebug.tools.training.loop import TAKEN, LoopRun, norm_of
 from nbdebug.tools.training.loop_frames import LoopStart, LoopSubject
-from nbdebug.tools.training.one_step import PlainLeaves, is_fresh
+from nbdebug.tools.training.one_step import PlainLeaves, cancelled, is_fresh
 from nbdebug.tools.training.outputs import lost_level
 from nbdebug.tools.training.regularizers import regularizers
 from nbdebug.tools.training.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
