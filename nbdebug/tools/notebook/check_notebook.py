@@ -217,7 +217,7 @@ def _of_failure(
 ) -> list[Told]:
     """What the last failure tells. whole: as in `modes_left_on`."""
     return [
-        *modes_left_on(owners, history, error, whole),
+        *modes_left_on(names, owners, history, error, whole),
         *names_shadowed(names, history, error),
         *cells_too_early(names, history, error),
         *_of_values(names, objects, history, error),

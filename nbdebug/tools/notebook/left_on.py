@@ -208,10 +208,13 @@ def eval_models(owners: ModelsAndOptimizers) -> list[tuple[str, Any]]:
 
 
 def modes_left_on(
-    owners: ModelsAndOptimizers, history: CellHistory, error: BaseException | None, whole: bool = True
+    names: Mapping[str, Any],
+    owners: ModelsAndOptimizers,
+    history: CellHistory,
+    error: BaseException | None,
+    whole: bool,
 ) -> list[Told]:
-    """The modes that were not left on intentionally: a training cell or the last exception shows it. whole: eval
-    mode and torch's own switches count, too, of which the error chapter tells as well."""
+    """The modes that a training cell or the last exception shows. whole: with those of which the errors tell, too."""
     modes = [one for name, _ in eval_models(owners) if whole and (one := _eval(root_of(name), history)) is not None]
     message = error_message(error)
     shown = {
@@ -220,10 +223,10 @@ def modes_left_on(
         "device": whole and "device" in message,
         "exact": "deterministic" in message,
     }
-    on = switches()
-    modes += [one for kind, so in shown.items() if so and on[kind][0] for one in _setting(kind, message, history)]
+    left = [kind for kind, so in shown.items() if so and switches()[kind][0]]
+    modes += [one for kind in left for one in _setting(kind, names, error, history)]
     if issubclass(type(error), (FloatingPointError, Warning)):
-        modes += _setting("strict", message, history, value="raise|error")
+        modes += _setting("strict", names, error, history, value="raise|error")
     return modes or _changed(dict(owners.top), error, history)
 
 
@@ -349,24 +352,36 @@ def _functions_called(reached: Iterable[ast.AST]) -> list[ast.expr]:
     return [n.func for n in nodes(reached) if isinstance(n, ast.Call)]
 
 
-def _setting(kind: str, message: str, history: CellHistory, *words: str, value: str = "") -> list[Told]:
-    """The last call of one of these words, or of those of a switch. value: what must be among its arguments."""
-    _, what, its_words, back, code, effect = switches()[kind]
-    words = words or tuple(its_words.split())
-    for one in reversed(history.reaching(*words)):
+def _setting(
+    kind: str, names: Mapping[str, Any], error: BaseException | None, history: CellHistory, value: str = ""
+) -> list[Told]:
+    """The last call of one of a switch's words, with `value` among its arguments, and the line that failed with it."""
+    _, what, words, back, code, effect = switches()[kind]
+    number, at = next(cell_lines(error, history), (0, 0))
+    taken = names_in((failed := history.cells.get(number)) and failed.statement(at))
+    held = {name: made for name in sorted(taken) if (made := _made_of(names.get(name), kind))}
+    if len({*held.values()}) > 1:
+        effect = ", ".join(f"`{name}` is {made}" for name, made in held.items())
+    for one in reversed(history.reaching(*words.split())):
         for node in nodes(history.reach(one.number)):
-            called = isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in words
+            called = isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in words.split()
             if called and re.search(value, " ".join(map(ast.unparse, arguments_of(node)))):  # type: ignore[arg-type]
                 name, where = ast.unparse(node), one.place_of(node)
                 title = f"{what} since {named(where)} called `{name}`: {effect}"
-                fix = ("Set it back, and where it is needed, set it for a block only.", back or _default_of(name))
-                links = ((f"the last cell failed because of it: {message}", where),)
-                return [Told(code, title, (name,), where, (fix,), links)]
+                back = back or ("np.seterr(all='warn')" if "seterr" in name else "warnings.simplefilter('default')")
+                fix = ("Set it back, and where it is needed, set it for a block only.", back)
+                line = where if failed is None else failed.place(at)
+                links = ((f"{named(line)} failed because of it: {error_message(error)}", line),)
+                return [Told(code, title, (name, *held), where, (fix,), links)]
     return []
 
 
-def _default_of(name: str) -> str:
-    return "np.seterr(all='warn')" if "seterr" in name else "warnings.simplefilter('default')"
+def _made_of(value: Any, kind: str) -> str:
+    """The device, or the floating dtype, of a tensor or of a module's first weight; "" for all others."""
+    tensor = next((p for _, p in parameters_of(value)), None) if is_module(value) else value
+    if not issubclass(type(tensor), torch.Tensor) or kind not in ("device", "dtype"):
+        return ""
+    return str(tensor.device) if kind == "device" else str(tensor.dtype).partition(".")[2] * tensor.is_floating_point()
 
 
 CHANGED = {

@@ -68,8 +68,10 @@ def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseExcept
         for statement in history.cells[number].statements:
             outer = statement in history.cells[number].body
             for check in (_used_up, _doubled, _applied_again, _shown, _carried_on, _rows_twice)[: None if outer else 1]:
-                if not isinstance(statement, DEFINED) and (twice := check(number, statement, names, history)):
-                    return [twice]
+                twice = None if isinstance(statement, DEFINED) else check(number, statement, names, history)
+                grown = twice is not None and check is _shown and "." in twice.name and error is None
+                if twice is not None and not (grown and any(history.training(number_of(twice.first) or 0, number))):
+                    return [twice]  # else a part grows between trainings, on purpose
     return []
 
 
@@ -623,8 +625,8 @@ def _run_before(
     at, text = (number, statement.lineno), form(statement)
     made = [
         b
-        for b in history.bindings(path)
-        if b.at < at and path not in names_in(b.value) and not isinstance(b.node, ast.AugAssign)
+        for b in (*history.bindings(path), *(history.bindings(root_of(path)) if root_of(path) != path else ()))
+        if b.at < at and not _reads(b.value, path) and not isinstance(b.node, ast.AugAssign)
     ]
     fresh = max(made, key=lambda b: b.at, default=None)
     since = fresh.at if fresh is not None else (0, 0)
@@ -647,6 +649,11 @@ def _run_before(
         history.cells[before[0][0]].place(before[0][1]),
         history.place(fresh) if fresh is not None else NOWHERE,
     )
+
+
+def _reads(value: ast.expr | None, path: str) -> bool:
+    """Whether an expression takes what a variable, or an attribute of one, holds."""
+    return path in names_in(value) or "." in path and any(dotted(n) == path for n in nodes([value] if value else []))
 
 
 FURTHER = frozenset("log log1p log2 log10 exp expm1 sqrt".split())
