@@ -358,7 +358,7 @@ def _setting(
     """The last call of one of a switch's words, with `value` among its arguments, and the line that failed with it."""
     _, what, words, back, code, effect = switches()[kind]
     number, at = next(cell_lines(error, history), (0, 0))
-    taken = names_in((failed := history.cells.get(number)) and failed.statement(at))
+    taken = names_in(failed.statement(at)) if (failed := history.cells.get(number)) is not None else set()
     held = {name: made for name in sorted(taken) if (made := _made_of(names.get(name), kind))}
     if len({*held.values()}) > 1:
         effect = ", ".join(f"`{name}` is {made}" for name, made in held.items())
@@ -378,7 +378,7 @@ def _setting(
 
 def _made_of(value: Any, kind: str) -> str:
     """The device, or the floating dtype, of a tensor or of a module's first weight; "" for all others."""
-    tensor = next((p for _, p in parameters_of(value)), None) if is_module(value) else value
+    tensor: Any = next((p for _, p in parameters_of(value)), None) if is_module(value) else value
     if not issubclass(type(tensor), torch.Tensor) or kind not in ("device", "dtype"):
         return ""
     return str(tensor.device) if kind == "device" else str(tensor.dtype).partition(".")[2] * tensor.is_floating_point()
