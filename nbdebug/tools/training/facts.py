@@ -796,7 +796,7 @@ class TrainingRunFacts:
     that get gradients, have initial values, and are in no optimizer that steps, with their elements; adversaries:
     several optimizers, given or not, step after backward passes of their own; places: the user's lines, by what they
     do; mode_losses: the validation loss in train mode and in eval mode; regularization: the largest weight decay and
-    dropout; spike, held_out, factor: see experiments.py; recalls: class → (samples or pixels of it in the fixed
+    dropout, clip; spike, held_out, factor: see experiments.py; recalls: class → (samples or pixels of it in the fixed
     batches, how many of them the model finds at the end); repeats: a plain loop comes to the same losses; severed:
     where a term of the loss is cut off from all parameters that are trained by it; outweighs: the share of the term
     that the experiment "weaker term" has weakened; one_label: see LoopRun; edits: by the cause, an edit of the user's

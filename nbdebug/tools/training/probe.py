@@ -396,7 +396,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         frozen=_frozen(arguments, order),
         trained_elements=sum(p.numel() for p in arguments.model.parameters() if p.requires_grad),
         samples=samples_of(arguments.train_loader),
-        regularization=_regularization(arguments),
+        regularization=_regularization(arguments) | ({"clip": limit} if (limit := updates.clip_limit()[0]) else {}),
         batches_per_pass=run.reading.per_pass,
         validations=None
         if (validated_at := run.reading.validated_at) is None

@@ -31,8 +31,8 @@ go on from averages on purpose, and gain by them."""
 
 LONG = 100
 """Steps in which a copy that gives targets is updated, as a rule."""
-SLOPE = 0.3
-"""Correlation of rewards and their factors in the loss from which on its sign is sure."""
+SLOPE, SMALL_CLIP = 0.3, 0.05
+"""A correlation of rewards and their factors whose sign is sure; a norm below what recipes clip at (0.1 to 10)."""
 
 PLAIN_STEP = "optimizer.zero_grad()\nloss.backward()\noptimizer.step()"
 
@@ -679,20 +679,20 @@ def lr_too_low(facts: TrainingFacts) -> Finding | None:
     fixes = [tested_fix("Raise the learning rate.", _with_rate(run, rate * factor, factor), experiment, limit)]
     call = next((c for c in facts.static.loss_calls if _is_far(c)), None)
     if call is not None:
-        low, high, *start = (
-            figures(value or 0.0) for value in (call.target_low, call.target_high, call.low, call.high)
-        )
+        low, high, *start = map(figures, (call.target_low or 0.0, call.target_high or 0.0, call.low, call.high))
         why = f"Scale the targets: they are {low} to {high}, and the outputs start at {start[0]} to {start[1]}."
-        fixes.append(
-            Fix(why, "target = (target - train_mean) / train_std  # and output * train_std + train_mean later")
-        )
+        fixes += [Fix(why, "target = (target - train_mean) / train_std  # output * train_std + train_mean later")]
+    what, clip = f"lr={rate:g} is too low", run.regularization.get("clip", 1.0)
+    if clip < SMALL_CLIP and not signs.adapts(run) and statistics.median(run.gradient_norms) > 0.99 * clip:
+        what = f"Gradients are clipped to a norm of {figures(clip)}, which is too small"
+        fixes = [Fix("Clip at 1, as most do.", "clip_grad_norm_(model.parameters(), 1.0)"), *fixes]
     most = percent(max(signs.updates(run))).removeprefix("under ")
     return finding(
         "lr-too-low",
-        f"lr={rate:g} is too low: a step changes no layer's weights by more than {most} of their size, and "
+        f"{what}: a step changes no layer's weights by more than {most} of their size, and "
         f"the loss stays at {figures(signs.last_loss(run))}; with lr={rate * factor:g} the same "
         f"steps end at {figures(experiment.end_changed)}",
-        ["lr", "optimizer"],
+        ["lr", "optimizer", *["clip_grad_norm_"] * ("clipped" in what)],
         fixes,
         run=run,
         phase="optimizer",
