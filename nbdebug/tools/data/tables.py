@@ -27,6 +27,8 @@ MOST_BYTES = 256 << 20
 FIRST_ROWS = 200_000
 NUMERIC = 0.8
 """Of the values of a column that are numbers, where it is a column of numbers."""
+ALIKE = 3
+"""Texts of one form ("12,5", "<1") in a column of numbers that are no slips in single rows: the column is written so."""
 LABELS = ("label", "labels", "target", "targets", "class", "y")
 LEAK = 0.985
 """Of each class, that a column alone gives right (leaving the row itself out): it is then no mere feature."""
@@ -149,9 +151,12 @@ class DataTable:
             is_text = column.map(lambda v: isinstance(v, str)).to_numpy()
             there = int((~missing).sum())
             rows = numpy.flatnonzero(texts & is_text & (name != self.label))
-            if len(rows) and (len(rows) > max(3, (1 - NUMERIC) * there) or len(rows) == there):
-                words = ", ".join(repr(clip(str(v), 20)) for v in dict.fromkeys(column.iloc[rows[:20]]))
+            written = [str(v) for v in column.iloc[rows]]
+            alike = len(rows) >= ALIKE and len({re.sub(r"\d+", "0", text) for text in written}) == 1
+            if len(rows) and (alike or len(rows) > max(3, (1 - NUMERIC) * there) or len(rows) == there):
+                words = ", ".join(repr(clip(text, 20)) for text in dict.fromkeys(written[:20]))
                 detail = f"text in {percent(len(rows) / there)} of its values: {clip(words, 80)}"
+                detail += f", from row {rows[0]} to row {rows[-1]}"
                 yield Problem("data/non-numeric", part(self.name, name), detail, guess=True)  # a leak comes first
                 rows = rows[:0]
             for row in rows:
