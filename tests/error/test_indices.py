@@ -114,6 +114,17 @@ def minus_one_means_none():
     F.nll_loss(scores(2).log_softmax(1), kinds)
 
 
+def classes_shifted_twice():
+    kinds = torch.arange(10) % 5
+    kinds = kinds - 1  # of a cell that ran twice
+    F.cross_entropy(scores(10), kinds)
+
+
+def few_of_many_are_labelled():
+    kinds = torch.where(torch.arange(20) % 4 == 0, torch.arange(20) % 4, -1)
+    F.cross_entropy(scores(20), kinds)
+
+
 def gathered():
     table, picks = torch.randn(3, 4), torch.tensor([[0], [4], [1]])
     return table.gather(1, picks)
@@ -238,6 +249,8 @@ SITUATIONS = [
     (classes_from_one, ["`kinds[1]` is 5", "counted from 1", "kinds = kinds - 1"]),
     (border_of_a_mask, ["`mask[1, 2, 3]` is 255", "`conv` gives 4 classes", "ignore_index=255"]),
     (minus_one_means_none, ["`kinds[1]` is -1", "ignore_index=-1"]),
+    (classes_shifted_twice, ["`kinds[0]` is -1", "from -1 to 3", "ran twice", "kinds = kinds + 1"]),
+    (few_of_many_are_labelled, ['a label that means "none"', "ignore_index=-1"]),
     (gathered, ["`picks[1, 0]` is 4", "`table` has 4 entries along dimension 1"]),
     (rows_selected, ["`rows[1]` is 9", "`table` has 3 entries"]),
     (loop_too_long, ["`place` is 5", "`samples` has 5 entries"]),
@@ -268,7 +281,7 @@ SITUATIONS = [
     (row_that_a_filter_took_out, ["`row` is 0", "no label of `frame`", "from 1 to 2", "reset_index(drop=True)"]),
     (crop_of_a_small_picture, ["is empty", "from 0 up to but not including 0"]),
 ]
-TRIED = {classes_from_one}
+TRIED = {classes_from_one, classes_shifted_twice}
 
 
 def explained(call):
@@ -334,3 +347,8 @@ OTHERS = [
 def test_other_errors_are_not_named_so(call) -> None:
     report, _ = explained(call)
     assert CODE not in [finding.code for finding in report]
+
+
+def test_labels_that_were_moved_are_moved_back_and_ignored_only_if_they_stand_for_no_class() -> None:
+    back, ignored = explained(classes_shifted_twice)[0].findings[0].fixes
+    assert "kinds + 1" in back.code and "ignore_index=-1" in ignored.code and "stands for no class" in ignored.title

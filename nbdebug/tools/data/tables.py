@@ -28,7 +28,7 @@ FIRST_ROWS = 200_000
 NUMERIC = 0.8
 """Of the values of a column that are numbers, where it is a column of numbers."""
 ALIKE = 3
-"""Texts of one form ("12,5", "<1") in a column of numbers that are no slips in single rows: the column is written so."""
+"""Texts of one form ("12,5", "<1") in a column of numbers that are no slips in single rows: all of it is so written."""
 LABELS = ("label", "labels", "target", "targets", "class", "y")
 LEAK = 0.985
 """Of each class, that a column alone gives right (leaving the row itself out): it is then no mere feature."""

@@ -156,7 +156,10 @@ def grown(bad: OutOfRange, table: torch.Tensor, context: ErrorContext) -> TriedF
 
 
 def shifted(bad: OutOfRange, target: torch.Tensor, size: int, context: ErrorContext) -> TriedFix | None:
-    """The loss with classes from 0, where they are counted from 1 to the number of classes."""
+    """The loss with classes from 0, where they are counted from 1 to the number of classes; or from -1, and the last
+    class is lacking."""
+    if bad.values == (-1,) and bad.high == size - 2 and bad.count <= bad.total / 2:
+        return _tried("-1", context, {id(target): target.detach() + 1})
     if bad.values != (size,) or (bad.low or 0) < 1:
         return None
     return _tried("1", context, {id(target): target.detach() - 1})

@@ -156,6 +156,11 @@ def _target(facts: IndexFacts, bad: OutOfRange) -> str:
     size = facts.size or 0
     scores = f"`{facts.head}` gives {size} classes" if facts.head else f"`{facts.table}` has {size} classes"
     title = f"{_first(_entry(facts, bad))}, but {scores}, 0 to {size - 1}{_more(bad)}"
+    if facts.shifted is not None and facts.shifted.code == "-1":
+        return (
+            f"{title}: the labels go from -1 to {size - 2}, as if 1 had been taken off once too often (by a cell that "
+            'ran twice, perhaps); or -1 means "none"'
+        )
     if facts.shifted is not None:
         return f"{title}: classes are counted from {bad.low}, and the loss counts from 0"
     if facts.ignored is not None:
@@ -300,11 +305,16 @@ def _of_embedding(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
 
 def _of_target(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
     name = facts.index.name if facts.index is not None and is_plain(facts.index.name) else "target"
+    fixes = []
     if facts.shifted is not None:
-        return (facts.shifted.fix("Count the classes from 0.", assigned(name, f"{name} - 1")),)
-    if facts.ignored is not None:
+        back = "-" if facts.shifted.code == "1" else "+"
+        fixes.append(facts.shifted.fix("Count the classes from 0.", assigned(name, f"{name} {back} 1")))
+    if facts.ignored is not None and (facts.shifted is None or facts.shifted.code == "-1"):
+        title = "If -1 stands for no class, ignore" if fixes else "Ignore"
         code = f"nn.CrossEntropyLoss(ignore_index={facts.ignored.code})"
-        return (facts.ignored.fix("Ignore these entries in the loss.", code),)
+        fixes.append(facts.ignored.fix(f"{title} these entries in the loss.", code))
+    if fixes:
+        return tuple(fixes)
     needed = (bad.high or bad.value) + 1
     head = as_code(facts.head) if facts.head else "head"
     title = f"Give the last layer {needed} classes, or map the labels to 0 … {(facts.size or 1) - 1}."
