@@ -121,7 +121,7 @@ def classes_shifted_twice():
 
 
 def few_of_many_are_labelled():
-    kinds = torch.where(torch.arange(20) % 4 == 0, torch.arange(20) % 4, -1)
+    kinds = torch.where(torch.arange(20) % 3 == 0, torch.arange(20) % 4, -1)
     F.cross_entropy(scores(20), kinds)
 
 
