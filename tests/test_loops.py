@@ -221,4 +221,5 @@ def test_a_trainer_s_own_train_is_a_loop(tmp_path: pathlib.Path) -> None:
     assert before.verdict == "healthy" and "AdamW" in before.subject
     report = nbdebug.diagnose(trainer.train, progress=False)
     assert report.verdict == "healthy" and report.steps == 24
+    assert not any("optimizer" in text for text in report.unchecked), "it has stepped, and was watched"
     assert nbdebug.preflight(trainer.train).verdict == "healthy"

@@ -69,7 +69,7 @@ from nbdebug.tools.training.outputs import (
     wrong_calls,
 )
 from nbdebug.tools.training.probe import LoopArguments, first_steps
-from nbdebug.tools.training.report import preflight_report
+from nbdebug.tools.training.report import NO_OPTIMIZER, preflight_report
 from nbdebug.tools.training.rows import (
     batch_mixing,
     by_place,
@@ -266,7 +266,7 @@ class _Probes:
     def _finished(self, facts: StaticFacts) -> StaticFacts:
         missing = []
         if not self.users_optimizers:
-            missing.append("Which parameters an optimizer holds: no optimizer was given")
+            missing.append(NO_OPTIMIZER)
         if self.val_loader is None:
             missing.append("Training against validation: no val_loader was given")
         return dataclasses.replace(facts, unchecked=(*self.unchecked, *self.errors.lines, *missing))

@@ -24,6 +24,9 @@ from nbdebug.tools.training.facts import (
 from nbdebug.tools.training.rules import signs, slug
 from nbdebug.tools.training.rules.signs import CURES, EXPERIMENT, NOT_REPEATED, feature_name, in_words, suggestion
 
+NO_OPTIMIZER = "Which parameters an optimizer holds: no optimizer was given"
+"""Of a run it is known all the same, where one has stepped: it was watched."""
+
 POINTS = 100
 """Points of a curve that go into a report."""
 SPAN = "tried on"
@@ -336,7 +339,9 @@ def diagnose_report(facts: TrainingFacts, findings: list[Finding], question: str
         question,
         tuple(findings),
         tuple({r.what: r for r in (*before, *_ruled_out_run(run, named))}.values()),
-        tuple(dict.fromkeys((*static.unchecked, *run.unchecked))),
+        tuple(
+            dict.fromkeys((*(t for t in static.unchecked if t != NO_OPTIMIZER or not run.optimizer), *run.unchecked))
+        ),
         (
             _course(run),
             *[NOT_FINITE] * (bool(findings) and signs.not_finite(run)),
