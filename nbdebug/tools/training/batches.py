@@ -88,8 +88,8 @@ MOST, SECONDS = 400, 5.0
 
 @dataclasses.dataclass
 class Batches:
-    """The first batches. loss: the call that takes the targets; target, inputs: positions in a batch's tensors; all
-    three are known once a step has run (`find_roles`)."""
+    """The first batches. loss: the call that takes the targets; target, inputs: positions in a batch's tensors; targets:
+    those of all losses; all are known once a step has run (`find_roles`)."""
 
     train: list[Any]
     val: list[Any]
@@ -98,6 +98,7 @@ class Batches:
     loss: LossCall | None = None
     target: int | None = None
     inputs: list[int] = dataclasses.field(default_factory=list)
+    targets: list[int] = dataclasses.field(default_factory=list)
 
     @classmethod
     def read(cls, loader: Any, val_loader: Any) -> Batches:
@@ -214,6 +215,7 @@ class Batches:
         """Which tensors are targets and inputs, by their use in the step."""
         self.loss = next((c for c in loss_calls if c.target is not None), loss_calls[0] if loss_calls else None)
         self.target = None if self.loss is None else self.loss.target
+        self.targets = [c.target for c in loss_calls if c.target is not None]
         self.inputs = signals.input_leaves(step, [c.target for c in loss_calls], output_tensors(self.train[0]))
 
     def labels(self) -> Labels | None:
@@ -354,8 +356,8 @@ class Batches:
         return known[0].detach().cpu().float().flatten(1) if floating else None
 
     def _keys_of_batches(self, loss_fn: Any) -> Iterator[tuple[str, Any, Any]]:
-        first, target = self.train[0], [] if self.target is None else [self.target]
-        roles = {id(t) for t in tensors_at(first, [*self.inputs, *target])}
+        first = self.train[0]
+        roles = {id(t) for t in tensors_at(first, [*self.inputs, *self.targets])}  # what any loss learns is a label
         items: Any = first.items() if isinstance(first, Mapping) else ()
         items = enumerate(first) if isinstance(first, (tuple, list)) else items
         others = [key for key, value in items if id(value) not in roles and _keys(value) is not None]
