@@ -104,7 +104,7 @@ def test_every_folder_says_how_to_read_it_and_is_read_in_one_go() -> None:
     folders = Counter(path.parent for path in FILES)
     assert all((folder / "__init__.py").exists() for folder in folders)
     assert max(folders.values()) <= 21, "at most 20 modules and the prose"  # what a person takes in at one look
-    assert len(FILES) <= 294
+    assert len(FILES) <= 300
 
 
 WORDS = {

@@ -6,6 +6,7 @@ they are used themselves and put back afterwards. Random numbers, the loader's i
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import dataclasses
@@ -24,8 +25,9 @@ from torch.utils._pytree import tree_map_only
 from nbdebug.arguments import completed, planned_optimizers, trainer_of
 from nbdebug.interrupts import interruptible
 from nbdebug.live import progress_bar
+from nbdebug.observe.locations import Site, at_site
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.observe.sources import edited_functions
+from nbdebug.observe.sources import edited_functions, name_of, nodes_of
 from nbdebug.observe.tensors import kinds_of
 from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
 from nbdebug.report import Finding, Report, Where
@@ -85,6 +87,8 @@ from nbdebug.tools.training.signals import activation_units, first_layers, initi
 CALL = "preflight(model, loader, loss_fn)"
 LARGE = 2 << 30
 """Bytes of parameters above which no further copies are made."""
+SHAPED = frozenset({"view", "reshape"})
+"""Names of what gives a text columns, to find the line."""
 UNITS_FROM = 4
 """Batches over which a unit has to be zero to count as dead."""
 SECONDS = 60.0
@@ -342,7 +346,7 @@ class _Probes:
                 None,
             ),
             never_frozen=self._probe("Lines that freeze nothing", lambda: self._never_frozen(table), None),
-            wrong_calls=self._probe("Calls that can't be meant", lambda: self._wrong_calls(step, batches.train[0]), ()),
+            wrong_calls=self._probe("Calls that can't be meant", lambda: self._wrong_calls(step, batches), ()),
             loss_calls=self._probe("The inputs of the loss", lambda: loss_calls(step.calls), ()),
             broadcasts=self._probe("Shapes in the loss", lambda: broadcasts(step.calls), ()),
             first_layers=self._probe("The scale of the inputs", lambda: first_layers(step), ()),
@@ -353,12 +357,28 @@ class _Probes:
             eval_mode=not self.model.training,
         )
 
-    def _wrong_calls(self, step: StepGraph, batch: Any) -> tuple[WrongCall, ...]:
+    def _cut_across(self, batches: Batches) -> Iterator[WrongCall]:
+        """A text in columns whose next word stands beside a word, and not below it: where it was given its shape."""
+        along, across, by_chance = batches.columns_of_text() or (0.0, 0.0, 0.0)
+        if across <= 2 * max(along, by_chance):
+            return
+        sites = {
+            Site(file, node.lineno, "")
+            for file in users_files(self.model, self.users_loss_fn)
+            for node in nodes_of(file)
+            if isinstance(node, ast.Call) and name_of(node) in SHAPED and len(node.args) == 2
+            if all(isinstance(argument, ast.Name) for argument in node.args)
+        }
+        where = at_site(Where(), sites.pop()) if len(sites) == 1 else Where()
+        yield WrongCall("text cut across", "view", where, (across, along, by_chance))
+
+    def _wrong_calls(self, step: StepGraph, batches: Batches) -> tuple[WrongCall, ...]:
+        batch = batches.train[0]
         in_eval = calls_for(self.work, batch)
         with mode(self.work, False), preserve_rng(self.loss_fn), torch.no_grad():
             record(in_eval, self.loss_fn, batch)
             wrong = *wrong_calls(step.calls), *always_dropping(in_eval, self.work)
-            return *wrong, *unshifted_edges(in_eval, batch)
+            return *wrong, *unshifted_edges(in_eval, batch), *self._cut_across(batches)
 
     def _never_frozen(self, table: tuple[Parameter, ...]) -> tuple[tuple[str, ...], Where] | None:
         moving = [p.name for p in table if p.trained and p.reached and p.held is not False and not p.outside]
@@ -394,10 +414,15 @@ class _Probes:
         topic = "Whether samples mix"
         mixed = self._probe("Rows that are mixed", lambda: mixed_samples(self.work, self.loss_fn, batches), None)
         mixing, why = None, ""
-        if mixed is None:
+        text = self._probe("Which dimension of a text is time", batches.columns_of_text, None)
+        if text is not None:
+            why = "Whether samples mix: the first dimension of a batch is time"
+        elif mixed is None:
             mixing, why = self._probe(topic, lambda: batch_mixing(self.work, self.loss_fn, batch), (None, ""))
         self.unchecked += [why] * bool(why)
-        if mixing is None and len(batches.train) > 1:  # one batch in one order may have a code for each row
+        if (
+            mixing is None and text is None and len(batches.train) > 1
+        ):  # one batch in one order may have a code for each row
             mixing = self._probe("Whether a row matters", lambda: by_place(self.work, self.loss_fn, batch), None)
         facts: dict[str, Any] = {
             "mixing": mixing,

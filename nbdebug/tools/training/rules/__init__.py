@@ -6,6 +6,7 @@ consequences become a part of its chain; among the others the first of ORDER is 
 
     data            what the loaders give, what the losses take in: all that can be asked before training
     layers          parameters that are not trained though they should be, initial weights, single layers
+    batch_mixing    samples that depend on each other, or stand beside the targets of others
     loop            the calls that the loop makes, and the size of its steps
     overfitting     what the run reaches
     signs           what the course of a run shows, before anything is tried; findings and fixes in sentences
@@ -18,9 +19,9 @@ import dataclasses
 from nbdebug.registry import rules
 from nbdebug.report import Finding, Link
 from nbdebug.tools.training.facts import TrainingFacts
-from nbdebug.tools.training.rules import data, layers, loop, overfitting
+from nbdebug.tools.training.rules import batch_mixing, data, layers, loop, overfitting
 
-DECLARED = (layers, data, loop, overfitting)
+DECLARED = (layers, batch_mixing, data, loop, overfitting)
 """Where the rules stand: to import these modules is to declare them."""
 
 ORDER = (

@@ -629,13 +629,6 @@ CURES = {
 }
 """By the beginnings of their names, the cause that an experiment would cure and how it was tried, in a sentence."""
 OTHER_CLASS = Fix("Add samples of another class, such as pairs that nobody chose.", "label = torch.zeros(len(drawn))")
-JOINED = (
-    "{2} graphs are joined, and all edges lie among the first {0} of {1:,} nodes{line}: {3:.0%} have no edge",
-    ["collate_fn", "train_loader", "forward"],
-    Fix(
-        "Add to a graph's edges the number of nodes before it.", "torch.cat([e + n for e, n in zip(edges, before)], 1)"
-    ),
-)
 PRINT_LOSS_INPUTS = Fix(
     "Print what goes into the loss.",
     "outputs, targets = model(batch[0]), batch[1]\n"
@@ -681,26 +674,6 @@ def wrong_call(static: StaticFacts, kind: str, slug: str, title: str, names: Ite
         return None
     said = title.format(*call.sizes, op=call.op, line=at_line(call.where), sizes=shape(call.sizes))
     return finding(slug, said, [call.where.module or "", *names, call.op], [fix], place=call.where)
-
-
-def read_across(sizes: tuple[int, ...], place: Where) -> Finding:
-    """Scores that are taken for rows of classes as they lie."""
-    order, classes = ", ".join(map(str, (0, *range(2, len(sizes)), 1))), sizes[1]
-    return finding(
-        "batch-mixing",
-        f"`{place.op}` makes rows of {classes} out of scores of shape {list(sizes)} as they lie{at_line(place)}: a "
-        f"row has {classes} neighbours of one class, not the {classes} classes of one place, and the loss compares it "
-        "with the target of another place",
-        ["loss_fn", place.op or "", "logits", "view"],
-        [
-            Fix(
-                "Move the classes to the end first (or give the loss scores and targets as they are: it takes them).",
-                f"logits = logits.permute({order}).reshape(-1, {classes})",
-            )
-        ],
-        place=place,
-        evidence={"shape of the scores": list(sizes)},
-    )
 
 
 def inverted_mask(cut: DetachedAt) -> Finding:
