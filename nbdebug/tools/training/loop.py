@@ -61,7 +61,7 @@ from nbdebug.tools.training.loop_frames import (
     marks_in,
     proved,
 )
-from nbdebug.tools.training.one_step import is_fresh
+from nbdebug.tools.training.one_step import FrozenParts, is_fresh
 from nbdebug.tools.training.outputs import LOOKS, FirstLosses
 from nbdebug.tools.training.retrain import wants_closure
 
@@ -609,12 +609,13 @@ class LoopRun:
         self.takes_own = self._drawn = False
         self.rewards: RewardWatch | None = None
         self._others: dict[str, tuple[nn.Module, list[tuple[int, float]]]] = {}
-        self.copies, self.soft, self.first_losses = Copies(), SoftTargets(), FirstLosses()
+        self.copies, self.soft, self.first_losses, self.end = Copies(), SoftTargets(), FirstLosses(), math.nan
+        self.frozen = FrozenParts(model)
         self._calls, self.graphs, self._hooks = Counter[str](), Counter[int](), list[Any]()
         self._draw: Callable[[], None] | None = None
         self._before: dict[CodeType, dict[str, Any]] = {}
         self.metrics, self.schedule_calls = list[float](), list[int]()
-        self.has_callback, self.end, self._next = False, math.nan, 0
+        self.has_callback, self._next = False, 0
         self.seconds = self._ours = self._began = 0.0
         self._unwatch_scheduler: Callable[[], None] = lambda: None
         self.marks: list[dict[str, torch.Tensor]] = []
@@ -664,6 +665,7 @@ class LoopRun:
     def _stepped(self) -> None:
         """An optimizer has stepped. A loop that calls no callback is followed by this."""
         self.modes.stepped()
+        self.frozen.look()
         self.set_back.stepped(self.model)
         known = self.backward_at[-1] if self.backward_at else 0
         # once for all optimizers
@@ -695,8 +697,8 @@ class LoopRun:
         self.soft.note(call.roots[0], self.updates.backwards, self.reading.last)
         if self.updates.backwards < FIRST_STEPS and self.rewards is None:
             self.rewards = RewardWatch.of(call.roots[0], frames, bool(self.reading.read))
-        wanted = self.rewards is not None or self.updates.backwards < LOOKS
-        names = {n: v for frame in reversed(frames) for n, v in frame_variables(frame).items()} if wanted else {}
+        looks = self.rewards is not None or self.updates.backwards < LOOKS
+        names = {n: v for frame in reversed(frames) for n, v in frame_variables(frame).items()} if looks else {}
         self.errors.run(FIRST, lambda: self.first_losses.note(names, call.roots[0]), None)
         if self.rewards is not None:
             self.learned, self.takes_own = None, False
@@ -744,19 +746,19 @@ class LoopRun:
     @property
     def moving(self) -> dict[str, nn.Module]:
         """Those of which each step takes values, and whose weights have changed."""
-        often = {n: m for n, (m, _) in self._others.items() if self._calls[n] > self.updates.backwards // 2}
-        return {n: m for n, m in often.items() if versions_of(m) != self._others[n][1]}
+        often = [n for n in self._others if self._calls[n] > self.updates.backwards // 2]
+        return {n: m for n in often if versions_of(m := self._others[n][0]) != self._others[n][1]}
 
     @property
     def unheld(self) -> dict[str, nn.Module]:
-        """Those that get gradients and stay as they were made: no optimizer that steps holds them."""
+        """Those that get gradients and stay as they were made, or frozen: no optimizer that steps holds them."""
         held, found = self._held(), {}
         for name, (model, versions) in self._others.items():
             own = [p for p in model.parameters() if p.grad is not None and bool(p.grad.any())]
             still = held and versions == versions_of(model)
             if still and own and held.isdisjoint(map(id, own)) and all(is_fresh(p) for p in own if p.dim() > 1):
                 found[name] = model
-        return found
+        return found | self.frozen.left(held)
 
     @property
     def one_label(self) -> float | None:
@@ -878,9 +880,8 @@ class LoopRun:
             return
         self._next = max(step + 1, int(step * PACE))
         began = time.perf_counter()
+        self._began = self._began if step else began
         elapsed = began - self._began if step else 1.0
-        if not step:
-            self._began = began
         if step and not last and self._ours > SHARE * elapsed:
             return
         self.modes.paused = True

@@ -229,6 +229,34 @@ class PlainLeaves:
         return dataclasses.replace(static, parameters=table)
 
 
+class FrozenParts:
+    """Modules whose parameters are all frozen at the start of a run. woken: those that have gradients in it."""
+
+    def __init__(self, model: nn.Module):
+        parts = {name: list(module.parameters()) for name, module in model.named_modules() if name}
+        self.parts = {n: own for n, own in parts.items() if own and not any(p.requires_grad for p in own)}
+        self.versions = {n: [p._version for p in own] for n, own in self.parts.items()}
+        self.modules, self.woken = dict(model.named_modules()), set[str]()
+
+    def look(self) -> None:
+        """An optimizer has stepped. A trainer may clear the gradients before the run is over."""
+        for name, own in self.parts.items():
+            if name not in self.woken and all(
+                p.requires_grad and p.grad is not None and bool(p.grad.any()) for p in own
+            ):
+                self.woken.add(name)
+
+    def left(self, held: Collection[int]) -> dict[str, nn.Module]:
+        """Those that nothing has changed; held: the ids of what optimizers hold. Without parts of one that is given."""
+        found = dict[str, nn.Module]()
+        for name, own in self.parts.items():
+            inner = any(name.startswith(f"{part}.") for part in found)
+            still = [p._version for p in own] == self.versions[name] and not any(id(p) in held for p in own)
+            if held and name in self.woken and still and not inner:
+                found[name] = self.modules[name]
+        return found
+
+
 def _version(tensor: torch.Tensor) -> int:
     """How often something was written into its gradient in place: each backward adds to it."""
     return 0 if tensor.grad is None else tensor.grad._version

@@ -328,7 +328,7 @@ def wrong_softmax_dim(facts: TrainingFacts) -> Finding | None:
 def parameters_not_in_optimizer(facts: TrainingFacts) -> Finding | None:
     static = facts.static
     if facts.run is not None and facts.run.unheld:
-        return _model_not_held(facts.run)
+        return _model_not_held(facts.run, static)
     reached = [p for p in static.parameters if p.trained and p.reached]
     plain = [p for p in reached if p.plain and p.held is False and not (p.outside and facts.run is None)]
     unregistered = [p for p in reached if not p.registered and not p.held and not p.plain]
@@ -366,17 +366,17 @@ def parameters_not_in_optimizer(facts: TrainingFacts) -> Finding | None:
     )
 
 
-def _model_not_held(run: TrainingRunFacts) -> Finding:
+def _model_not_held(run: TrainingRunFacts, static: StaticFacts) -> Finding:
     name, elements = next(iter(run.unheld.items()))
-    return finding(
-        "parameters-not-in-optimizer",
-        f"`{name}` gets gradients and keeps its random initial values: no optimizer that steps holds its parameters",
-        [name, "optimizer"],
-        [Fix("Pass them to the optimizer that is to train it.", f"torch.optim.Adam({name}.parameters(), lr=…)")],
-        run=run,
-        module=name,
-        evidence={"missing": list(run.unheld), "elements not held": f"{elements:,}"},
-    )
+    what, fix = "keeps its random initial values: no optimizer that steps", "Pass them to the one that is to train it."
+    code = f"torch.optim.Adam({name}.parameters(), lr=…)"
+    if any(p.name.startswith(f"{name}.") and not p.trained for p in static.parameters):
+        what = "never changes: it was frozen when the optimizer was made, and unfrozen later; no optimizer"
+        fix = "Make the optimizer of all parameters (frozen ones stay as they are), or add them as you unfreeze them."
+        code = f'optimizer.add_param_group({{"params": model.{name}.parameters()}})'
+    title, blamed = f"`{name}` gets gradients and {what} holds its parameters", [name, "optimizer"]
+    evidence, fixes = {"missing": list(run.unheld), "elements not held": f"{elements:,}"}, [Fix(fix, code)]
+    return finding("parameters-not-in-optimizer", title, blamed, fixes, run=run, module=name, evidence=evidence)
 
 
 def _optimizer(static: StaticFacts, missing: Sequence[Parameter] = ()) -> str:
