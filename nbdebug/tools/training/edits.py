@@ -185,10 +185,23 @@ def _same_shape(broadcast: Broadcast) -> Iterator[Edit]:
 
 def joined(cut: DetachedAt) -> Iterator[Edit]:
     """The graph without the cut."""
-    ways = {"detach": _without_detach, "no_grad": _with_grad, "checkpoint": _not_reentrant, "flat": _straight_through}
+    ways = {
+        "detach": _without_detach,
+        "no_grad": _with_grad,
+        "checkpoint": _not_reentrant,
+        "flat": _straight_through,
+        "drawn": _reparametrized,
+    }
     statement = _statement(cut.where)
     if statement is not None and cut.how in ways:
         yield from ways[cut.how](cut, statement)
+
+
+def _reparametrized(cut: DetachedAt, statement: ast.stmt) -> Iterator[Edit]:
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sample":
+            owner = _in_parentheses(cut.where.file or "", node.func.value, None)
+            yield from _edited(cut.where.file, {node.func: f"{owner}.rsample"})
 
 
 def _without_detach(cut: DetachedAt, statement: ast.stmt) -> Iterator[Edit]:

@@ -58,7 +58,7 @@ class DetachedAt:
     """Where the graph ends between trained parameters and the loss. how: "detach", "no_grad", "checkpoint" (a reentrant
     one), "no gradient" (the op has none), "no graph" (a gradient without its graph), "flat" (its derivative is zero),
     "left torch", "mask" (it hides inputs), "dropped" (its number is no part of the loss), "number" (of a variable: only
-    its numbers are), "cancels" (it gives a constant) or "backward" (a Function's own gives zeros)."""
+    its numbers are), "cancels" (a constant), "drawn" (by sample()) or "backward" (a Function's own gives zeros)."""
 
     op: str
     how: str

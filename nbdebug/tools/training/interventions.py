@@ -820,6 +820,10 @@ def optimizers_behind(
     return positions
 
 
+DISCRETE = frozenset("multinomial bernoulli poisson binomial geometric".split())
+"""Draws that no reparametrization can follow."""
+
+
 def severed_term(model: nn.Module, loss_fn: LossFn, batch: Any, trained: set[int], held: set[int]) -> DetachedAt | None:
     """Where a term of the loss is cut off from all parameters that are trained by it, though it depends on them; None
     where none is: a term of parameters that no optimizer holds lacks one. trained, held: ids. Raises as the loss."""
@@ -828,7 +832,8 @@ def severed_term(model: nn.Module, loss_fn: LossFn, batch: Any, trained: set[int
         loss = loss_root(record(calls, loss_fn, batch))
     mask = sum(1 << i for i, (_, p) in enumerate(calls.parameters) if id(p) in trained)
     own = {*trained, *(id(p) for _, p in calls.parameters if id(p) not in held)}
-    for term in recorder.terms(loss, lambda t: bool(calls.dependence(t).params)):
+    terms = recorder.terms(loss, lambda t: bool(calls.dependence(t).params))
+    for term in terms:
         dependence = calls.dependence(term)
         reached = {id(leaf) for leaf in graph_leaves(term)} if term.requires_grad else set()
         on_purpose = dependence.maker is not None and dependence.maker.op in DETACHES
@@ -836,7 +841,23 @@ def severed_term(model: nn.Module, loss_fn: LossFn, batch: Any, trained: set[int
             cut = _cut_before(calls, dependence.maker, mask)
             if cut is not None:
                 return detached_at(calls, cut, set(calls.positions(cut.params & mask)))
-    return _reached_by_penalties_alone(calls, loss, recorder, mask)
+    return _drawn(calls, terms, mask) or _reached_by_penalties_alone(calls, loss, recorder, mask)
+
+
+def _drawn(calls: Calls, terms: Sequence[torch.Tensor], mask: int) -> DetachedAt | None:
+    """Where `sample()` of a distribution cuts a term off from what the distribution is made of, though autograd has
+    followed that. None where a log_prob is computed: an estimate by the score function has no other gradient."""
+    drawn = [c for c in calls.calls if not c.grad and c.params & mask and ".sample(" in (c.where.text or "")]
+    scored = drawn and any("log_prob" in (c.where.text or "") for c in calls.calls)
+    for call in () if scored or any(c.op in DISCRETE for c in drawn) else drawn:
+        behind = set(calls.positions(call.params & mask))
+        ids = {id(calls.parameters[i][1]) for i in behind}
+        for term in terms if any(t.requires_grad for t in call.inputs) else ():
+            seen = calls.dependence(term).params & call.params & mask == call.params & mask
+            if seen and term.requires_grad and not ids & {id(leaf) for leaf in graph_leaves(term)}:
+                call = dataclasses.replace(call, op="sample")
+                return dataclasses.replace(detached_at(calls, call, behind), how="drawn")
+    return None
 
 
 def _reached_by_penalties_alone(

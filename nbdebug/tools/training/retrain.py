@@ -598,7 +598,7 @@ class EditTrials:
                 left = self.severed() if exchanged else cut
             self.start.restore()
             if left is None and cut is not None:
-                arrives = {"gradient": f"arrives at {listed(cut.parameters)}"}
+                arrives = {"gradient": f"arrives at {count(len(cut.parameters), 'tensor')}: {listed(cut.parameters)}"}
                 return TriedEdit(edit, True, "the loss of one batch", arrives)
         return None
 

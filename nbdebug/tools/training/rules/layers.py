@@ -201,6 +201,11 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
             "Add up the losses of all parts.",
             "loss = loss + part  # in a loop: loss += part",
         ),
+        "drawn": (
+            "`.sample()` of a distribution passes no gradient to its parameters",
+            "Draw with rsample(), which computes the number from the distribution's parameters.",
+            (cut.where.text or "z = distribution.sample()").strip().replace(".sample(", ".rsample("),
+        ),
         "number": (
             f"`{cut.op}` comes into the loss by its numbers alone, and has no loss of its own",
             "Add a loss that trains it, such as the critic's distance from the returns.",
