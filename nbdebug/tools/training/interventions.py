@@ -70,8 +70,8 @@ GAINED = 4.0
 IDLE, TIMES = 0.9, 20.0
 """Of its share at the start, what a term keeps that learns nothing; how many times as large the other one is."""
 COMMON, FOUND, MISSED, MOSTLY = 0.5, 0.9, 0.4, 0.5
-"""Share of the commonest class, its recall, the mean F1 of the others, and the share of their errors that are taken for
-the commonest, from which they may be drowned. (Rare ones that are taken for each other are not: they come late.)"""
+"""Share of the commonest class, its recall, and the mean F1 of the others, from which they may be drowned; where it is
+better, and single ones are missed: the share of their errors that is taken for the commonest."""
 CURED, GAIN, APART, RAISED = 0.5, 0.25, 0.15, 0.05
 """With all classes alike the F1 of the others, and by how much it has to rise. (F1, never recall: recall rises for
 hopeless classes too.) Then: the gain in accuracy among the others alone, and
@@ -579,9 +579,9 @@ class _ClassTable:
             return False
         if float(self.hits[self.common]) <= FOUND * top:
             return False
-        if dense and self.apart(self.common) < 1 - APART:
+        if self.others() < MISSED or dense and self.apart(self.common) < 1 - APART:
             return True
-        return self.taken_for_common() > MOSTLY and (self.others() < MISSED or bool(self.missed()))
+        return self.taken_for_common() > MOSTLY and bool(self.missed())
 
     def taken_for_common(self) -> float:
         """Of the other classes' samples that are not found, the share that is taken for the commonest."""
