@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from nbdebug.interrupts import undone_by, uninterrupted
 from nbdebug.observe.tensors import base_name, optional_storage_key
 
 
@@ -106,14 +107,16 @@ class WatchMode(TorchDispatchMode):
     _entered: ClassVar[int] = 0
     _ctc_loss: ClassVar[Any] = None
 
+    @undone_by("__exit__")
     def __enter__(self) -> Any:
         if not WatchMode._entered:
             WatchMode._ctc_loss, torch.ctc_loss = torch.ctc_loss, _ctc_loss
         WatchMode._entered += 1
         return super().__enter__()
 
+    @uninterrupted
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*(error or (None, None, None)))
         WatchMode._entered -= 1
         if not WatchMode._entered:
             torch.ctc_loss = WatchMode._ctc_loss

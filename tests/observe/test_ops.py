@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+from unittest import mock
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nbdebug.observe.ops import RowsByNumber, schema_of
 from nbdebug.tools.nan.taint import results_of
@@ -44,6 +48,19 @@ def test_ctc_is_as_it_was_behind_the_last_mode() -> None:
         assert torch.ctc_loss is not own
         loss = nn.functional.ctc_loss(scores, *told)
     assert torch.ctc_loss is own and torch.equal(loss, nn.functional.ctc_loss(scores, *told))
+
+
+def test_ctrl_c_as_a_mode_begins_leaves_no_mode() -> None:
+    own, depth = torch.ctc_loss, torch._C._len_torch_dispatch_stack()
+    plain = TorchDispatchMode.__enter__
+
+    def interrupted(mode: TorchDispatchMode) -> TorchDispatchMode:
+        signal.raise_signal(signal.SIGINT)
+        return plain(mode)
+
+    with mock.patch.object(TorchDispatchMode, "__enter__", interrupted), pytest.raises(KeyboardInterrupt):
+        RowsByNumber(nn.Linear(1, 1), 2).__enter__()
+    assert torch.ctc_loss is own and torch._C._len_torch_dispatch_stack() == depth
 
 
 def test_what_attention_notes_for_its_backward_is_no_result() -> None:
