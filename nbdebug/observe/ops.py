@@ -116,10 +116,12 @@ class WatchMode(TorchDispatchMode):
 
     @uninterrupted
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*(error or (None, None, None)))
-        WatchMode._entered -= 1
-        if not WatchMode._entered:
-            torch.ctc_loss = WatchMode._ctc_loss
+        try:
+            super().__exit__(*(error or (None, None, None)))
+        finally:
+            WatchMode._entered -= 1
+            if not WatchMode._entered:
+                torch.ctc_loss = WatchMode._ctc_loss
 
 
 def _ctc_loss(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *more: Any, **named: Any) -> Any:

@@ -592,7 +592,7 @@ class GraphLocator(ReplayLocator):
 
     def __init__(self, probe: Probe, detection: Detection, suspects: Suspects, scan: RecordingScan):
         super().__init__(probe, detection, suspects, set())
-        self.scan = scan
+        self.scan, self._inside = scan, 0
 
     def run_node(self) -> None:
         """Run backward as far as that node."""
@@ -613,6 +613,9 @@ class GraphLocator(ReplayLocator):
         finally:
             for handle in handles:
                 handle.remove()
+            while self._inside:  # the derivative has failed; the engine may have taken our mode off with its own
+                with contextlib.suppress(RuntimeError):
+                    self._exit()
         if self.recorder.fault is not None:
             raise self.recorder.fault
 
@@ -622,7 +625,12 @@ class GraphLocator(ReplayLocator):
         self.reproductions[self._born_at] = Reproduction(op.func, None, None)
         self.reproductions[self._born_at].copy_gradients(gradients)
         self.recorder.__enter__()
+        self._inside += 1
+
+    def _exit(self) -> None:
+        self._inside -= 1
+        self.recorder.__exit__(None, None, None)
 
     def _leave(self, passed: Any, received: Any) -> None:
-        self.recorder.__exit__(None, None, None)
+        self._exit()
         self._conclude()
