@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import nbdebug
+from nbdebug.observe.ops import WatchMode
 from nbdebug.tools.nan.nan_trace import StepArguments
 from tests.nan.guard import programs
 from tests.nan.guard.kinds import changed, kept
@@ -30,6 +31,7 @@ def one_thread():
     yield
     torch.set_num_threads(threads)
     assert_nothing_is_left()
+    assert not WatchMode._entered, "a mode that watches ops is on"
 
 
 def failures(first: int, healthy: bool) -> str:
