@@ -119,9 +119,14 @@ class WatchMode(TorchDispatchMode):
         try:
             super().__exit__(*(error or (None, None, None)))
         finally:
-            WatchMode._entered -= 1
-            if not WatchMode._entered:
-                torch.ctc_loss = WatchMode._ctc_loss
+            self.left()
+
+    @staticmethod
+    def left() -> None:
+        """A mode is off the stack: it has left, or autograd's engine has put back a stack without it."""
+        WatchMode._entered -= 1
+        if not WatchMode._entered:
+            torch.ctc_loss = WatchMode._ctc_loss
 
 
 def _ctc_loss(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *more: Any, **named: Any) -> Any:

@@ -133,11 +133,15 @@ def leave_mode_stack(recorder: LossRecorder) -> bool:
     while isinstance(top := _get_current_dispatch_mode(), LossRecorder) and top is not recorder:
         top.__exit__(None, None, None)
         above.append(top)
-    if top is recorder:
+    gone = top is recorder
+    if gone:
         recorder.__exit__(None, None, None)
+    elif not any(mode is recorder for mode in _get_current_dispatch_mode_stack()):
+        recorder.left()  # it was put on within a backward, whose engine has put back its own stack
+        gone = True
     for other in reversed(above):
         other.__enter__()
-    return top is recorder
+    return gone
 
 
 class StepLog:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from nbdebug.observe.ops import WatchMode
 from tests.nan.small import small
 
 
@@ -50,6 +51,7 @@ BEFORE = {name: read() for name, read in PATCHABLE.items()}
 
 
 def assert_nothing_is_left() -> None:
+    assert not WatchMode._entered, "a mode that watches ops is on"
     assert not any(global_hooks().values()), global_hooks()
     assert {name: read() for name, read in PATCHABLE.items()} == BEFORE
     assert not torch.is_anomaly_enabled()

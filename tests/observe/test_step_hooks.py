@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 import nbdebug
-from nbdebug.observe.ops import WatchMode
 from nbdebug.observe.step_hooks import StepHook, StepSummary
 from tests.nan.leftovers import assert_nothing_is_left, hooks_of
 
@@ -76,14 +75,6 @@ def calling(where: str, model: nn.Module, optimizer: torch.optim.Optimizer, acti
             stack.callback(handle.remove)
         yield
     assert not calls
-
-
-@pytest.fixture(autouse=True)
-def modes_counted() -> Iterator[None]:
-    """A log that begins within a backward loses its mode when the engine puts its own stack back: the count stays."""
-    entered, ctc_loss = WatchMode._entered, torch.ctc_loss
-    yield
-    WatchMode._entered, torch.ctc_loss = entered, ctc_loss
 
 
 @pytest.mark.parametrize(("begin", "end"), list(itertools.product(PLACES, PLACES)))
