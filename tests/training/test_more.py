@@ -9,12 +9,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
-from nbdebug.tools.training.facts import RegularizerTrial, StaticFacts, TrainingFacts, TrainingRunFacts
+from nbdebug.tools.training.facts import RegularizerTrial, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.outputs import FirstLosses
 from nbdebug.tools.training.report import diagnose_report
 from nbdebug.tools.training.rows import paired_anew
 from nbdebug.tools.training.rules.signs import OTHER_ORDER, weights_follow
 from nbdebug.tools.training.signals import target_columns
+from nbdebug.tools.training.static_facts import StaticFacts
 from tests.training.loops import clusters, cross_entropy, loaders, made, mse
 
 SMOOTHED = "label smoothing 0.1"

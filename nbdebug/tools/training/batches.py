@@ -50,7 +50,9 @@ from nbdebug.tools.training.evaluate import (
     samples_of,
     takes_fewer_rows,
 )
-from nbdebug.tools.training.facts import (
+from nbdebug.tools.training.one_step import StepGraph
+from nbdebug.tools.training.signals import tensors_at, unmasked_tensors_at
+from nbdebug.tools.training.static_facts import (
     AnswersAmongInputs,
     InputShift,
     Labels,
@@ -59,8 +61,6 @@ from nbdebug.tools.training.facts import (
     SharedGroups,
     WorkerDraws,
 )
-from nbdebug.tools.training.one_step import StepGraph
-from nbdebug.tools.training.signals import tensors_at, unmasked_tensors_at
 
 CLASSES = 1000
 """More kinds of labels than this are no classes but numbers of things."""

@@ -17,12 +17,13 @@ from nbdebug.arguments import completed, trainer_of, with_callback
 from nbdebug.interrupts import interruptible
 from nbdebug.live import progress_bar
 from nbdebug.report import Report
-from nbdebug.tools.training.facts import StaticFacts, TrainingFacts, TrainingRunFacts
+from nbdebug.tools.training.facts import TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.loop_frames import LoopStart, LoopSubject
 from nbdebug.tools.training.preflight import static_facts
 from nbdebug.tools.training.probe import NO_MODEL, LoopArguments, checked_arguments, late_facts, run_facts
 from nbdebug.tools.training.report import diagnose_report
 from nbdebug.tools.training.rules import name_all
+from nbdebug.tools.training.static_facts import StaticFacts
 
 
 @interruptible

@@ -27,14 +27,8 @@ from nbdebug.observe import sources
 from nbdebug.observe.locations import Site, at_site, is_users_file, other_cells
 from nbdebug.report import Edit, Finding, Where
 from nbdebug.text import module_name
-from nbdebug.tools.training.facts import (
-    BatchMixing,
-    Broadcast,
-    DetachedAt,
-    LossCall,
-    StaticFacts,
-)
 from nbdebug.tools.training.rules import slug
+from nbdebug.tools.training.static_facts import BatchMixing, Broadcast, DetachedAt, LossCall, StaticFacts
 
 CLIP = 1.0
 """The limit that nearly all published recipes clip at."""

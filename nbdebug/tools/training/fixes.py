@@ -33,11 +33,11 @@ from nbdebug.report import Edit, Finding, Where
 from nbdebug.text import count, figures, listed
 from nbdebug.tools.training.edits import MODEL, as_batch_first, as_identity, in_loss
 from nbdebug.tools.training.evaluate import LossFn, describe, loss_root, preserve_rng
-from nbdebug.tools.training.facts import Attempt, LossCall, OverfitResult, StaticFacts
 from nbdebug.tools.training.loop_frames import LoopLoss
 from nbdebug.tools.training.one_step import GETTERS, hidden_parameters, leaves_of
 from nbdebug.tools.training.retrain import wants_closure
 from nbdebug.tools.training.signals import tensors_at
+from nbdebug.tools.training.static_facts import Attempt, LossCall, OverfitResult, StaticFacts
 
 STEPS = 100
 SECONDS = 6.0

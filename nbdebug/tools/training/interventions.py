@@ -46,19 +46,12 @@ from nbdebug.tools.training.evaluate import (
     with_targets,
 )
 from nbdebug.tools.training.experiments import held_out, is_blurred, matched
-from nbdebug.tools.training.facts import (
-    ClassWeighting,
-    DetachedAt,
-    Experiment,
-    IgnoredClass,
-    StaticFacts,
-    TrainingRunFacts,
-    UndecidedPair,
-)
+from nbdebug.tools.training.facts import ClassWeighting, Experiment, IgnoredClass, TrainingRunFacts, UndecidedPair
 from nbdebug.tools.training.one_step import DETACHES, VIEWS, Calls, OpCall, calls_for, detached_at, record
 from nbdebug.tools.training.retrain import RetrainChange, Retrainer, RetrainResult
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.signs import pos_weight
+from nbdebug.tools.training.rules.findings import pos_weight
+from nbdebug.tools.training.static_facts import DetachedAt, StaticFacts
 
 UNUSED, HARDLY, TASK = 0.3, 0.4, 0.1
 """Inputs dealt to other samples raise what the other terms amount to by less than this share: they do not use them (up

@@ -34,7 +34,7 @@ from nbdebug.observe.validation import names_used_by
 from nbdebug.observe.variables import closure_variables
 from nbdebug.report import Where
 from nbdebug.tools.training.evaluate import LossFn, deterministic, loss_root, preserve_rng
-from nbdebug.tools.training.facts import DetachedAt, ForeignTensors, Parameter, StaticFacts
+from nbdebug.tools.training.static_facts import DetachedAt, ForeignTensors, Parameter, StaticFacts
 
 VIEWS = frozenset(
     "view reshape permute transpose squeeze unsqueeze flatten unflatten contiguous __getitem__ to float double half "

@@ -22,9 +22,9 @@ from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
 from nbdebug.text import percent
 from nbdebug.tools.training.evaluate import LossFn, OtherCalls, deterministic, loss_value, preserve_rng, targets_of
-from nbdebug.tools.training.facts import Broadcast, DetachedAt, LossCall, ScoresForShares, WrongCall
 from nbdebug.tools.training.one_step import Calls, OpCall, calls_for, record
 from nbdebug.tools.training.signals import tensors_at
+from nbdebug.tools.training.static_facts import Broadcast, DetachedAt, LossCall, ScoresForShares, WrongCall
 
 INF, MASKED = math.inf, -1e4
 """Scores from the second down stand for none."""

@@ -43,7 +43,7 @@ from nbdebug.tools.training.evaluate import (
     preserve_rng,
     repeatable_loss,
 )
-from nbdebug.tools.training.facts import Attempt, OverfitResult, Parameter, StaticFacts, TrainingFacts, WrongCall
+from nbdebug.tools.training.facts import TrainingFacts
 from nbdebug.tools.training.fixes import attempt, edit_fixes, fix_for, overfit_batch, patched
 from nbdebug.tools.training.one_step import (
     StepGraph,
@@ -83,6 +83,7 @@ from nbdebug.tools.training.rows import (
 )
 from nbdebug.tools.training.rules import name_all, slug
 from nbdebug.tools.training.signals import activation_units, first_layers, initial_weights
+from nbdebug.tools.training.static_facts import Attempt, OverfitResult, Parameter, StaticFacts, WrongCall
 
 CALL = "preflight(model, loader, loss_fn)"
 LARGE = 2 << 30

@@ -55,18 +55,13 @@ from nbdebug.tools.training.experiments import (
     small_factor,
 )
 from nbdebug.tools.training.facts import (
-    SAME_LOSS,
     BatchEvaluation,
-    DetachedAt,
     OverEnds,
     PairedAnew,
-    Parameter,
     Schedule,
-    StaticFacts,
     TeacherAnswers,
     TrainingFacts,
     TrainingRunFacts,
-    UnitsFact,
 )
 from nbdebug.tools.training.interventions import (
     graph_signature,
@@ -85,6 +80,7 @@ from nbdebug.tools.training.retrain import LoopSchedule, RetrainChange, Retraine
 from nbdebug.tools.training.rows import out_of_step, over_ends, paired_anew
 from nbdebug.tools.training.rules import name_all, signs, slug
 from nbdebug.tools.training.signals import Order, activation_units, gradient_flow
+from nbdebug.tools.training.static_facts import SAME_LOSS, DetachedAt, Parameter, StaticFacts, UnitsFact
 
 TIMES = 3.0
 """Experiments may take this many times the run's own time …"""

@@ -38,11 +38,12 @@ from nbdebug.tools.training.evaluate import (
     targets_of,
     under,
 )
-from nbdebug.tools.training.facts import NOWHERE, RegularizerTrial, StaticFacts, TrainingRunFacts
+from nbdebug.tools.training.facts import RegularizerTrial, TrainingRunFacts
 from nbdebug.tools.training.fixes import PatchedCalls
 from nbdebug.tools.training.one_step import is_fresh
 from nbdebug.tools.training.retrain import RetrainChange, Retrainer
 from nbdebug.tools.training.rules import signs
+from nbdebug.tools.training.static_facts import NOWHERE, StaticFacts
 
 DROPOUTS, DECAYS, SMOOTHINGS = (0.1, 0.3), (0.01, 0.1), (0.1,)
 """What is tried of each; what the run has already is left out."""

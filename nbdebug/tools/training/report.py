@@ -11,18 +11,10 @@ from nbdebug import verdict
 from nbdebug.report import Finding, Fix, Plot, Report, RuledOut, Symptom, Table
 from nbdebug.text import count, figures, listed, percent
 from nbdebug.tools.training.edits import GONE
-from nbdebug.tools.training.facts import (
-    Attempt,
-    Experiment,
-    StaticFacts,
-    TrainingFacts,
-    TrainingRunFacts,
-    TriedEdit,
-    UndecidedPair,
-    UnitsFact,
-)
+from nbdebug.tools.training.facts import Experiment, TrainingFacts, TrainingRunFacts, UndecidedPair
 from nbdebug.tools.training.rules import signs, slug
-from nbdebug.tools.training.rules.signs import CURES, EXPERIMENT, NOT_REPEATED, feature_name, in_words, suggestion
+from nbdebug.tools.training.rules.findings import CURES, EXPERIMENT, NOT_REPEATED, feature_name, in_words, suggestion
+from nbdebug.tools.training.static_facts import Attempt, StaticFacts, TriedEdit, UnitsFact
 
 NO_OPTIMIZER = "Which parameters an optimizer holds: no optimizer was given"
 """Of a run it is known all the same, where one has stepped: it was watched."""

@@ -48,18 +48,11 @@ from nbdebug.tools.training.edits import (
     without_factor,
 )
 from nbdebug.tools.training.evaluate import FixedBatches, LossFn, loss_root, loss_value, no_warnings, recalls
-from nbdebug.tools.training.facts import (
-    DetachedAt,
-    Experiment,
-    LossCall,
-    StaticFacts,
-    TrainingFacts,
-    TrainingRunFacts,
-    TriedEdit,
-)
+from nbdebug.tools.training.facts import Experiment, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.one_step import hidden_parameters
 from nbdebug.tools.training.rules import name_all, signs, slug
-from nbdebug.tools.training.rules.signs import pos_weight, tensor_of
+from nbdebug.tools.training.rules.findings import pos_weight, tensor_of
+from nbdebug.tools.training.static_facts import DetachedAt, LossCall, StaticFacts, TriedEdit
 
 NEAR = 0.15
 """Relative difference up to which a loss counts as divided by that number: dropout may draw other numbers."""

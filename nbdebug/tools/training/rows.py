@@ -45,19 +45,11 @@ from nbdebug.tools.training.evaluate import (
     takes_fewer_rows,
     targets_of,
 )
-from nbdebug.tools.training.facts import (
-    ORDER,
-    BatchMixing,
-    MixedSamples,
-    OverEnds,
-    PairedAnew,
-    SeesAhead,
-    Twins,
-    WrongCall,
-)
+from nbdebug.tools.training.facts import OverEnds, PairedAnew
 from nbdebug.tools.training.one_step import VIEWS, Calls, OpCall, calls_for, record
 from nbdebug.tools.training.outputs import LOSSES, MASKED, outputs_and_targets
 from nbdebug.tools.training.signals import tensors_at
+from nbdebug.tools.training.static_facts import ORDER, BatchMixing, MixedSamples, SeesAhead, Twins, WrongCall
 
 TOLERANCE = {torch.float16: 0.05, torch.bfloat16: 0.1}
 """Change, over the output's deviation, that rounding alone may cause; 1e-3 for other dtypes."""

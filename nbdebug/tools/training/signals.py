@@ -22,18 +22,17 @@ from torch.overrides import TorchFunctionMode
 
 from nbdebug.observe.tensors import output_tensors, read_scalars
 from nbdebug.tools.training.evaluate import LossFn, loss_root, mode, preserve_rng
-from nbdebug.tools.training.facts import (
+from nbdebug.tools.training.facts import LayerSignal, TimeGradient
+from nbdebug.tools.training.one_step import WEIGHTED_OPS, Calls, OpCall, StepGraph, modules_followed, rms
+from nbdebug.tools.training.static_facts import (
     FirstLayer,
     InitialWeight,
     InputShift,
-    LayerSignal,
     Overlap,
     SharedGroups,
     TellingFeature,
-    TimeGradient,
     UnitsFact,
 )
-from nbdebug.tools.training.one_step import WEIGHTED_OPS, Calls, OpCall, StepGraph, modules_followed, rms
 
 NORMS = frozenset(
     "batch_norm layer_norm group_norm instance_norm rms_norm native_layer_norm native_batch_norm normalize".split()

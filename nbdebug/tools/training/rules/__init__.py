@@ -4,12 +4,16 @@ One fault gives one finding. Calls that are wrong or missing, data that is wrong
 are causes; a loss that stays, rises or overfits follows from them. So where a cause of the first kind is found, its
 consequences become a part of its chain; among the others the first of ORDER is kept.
 
-    data            what the loaders give, what the losses take in: all that can be asked before training
+    data            what the loaders give
+    labels          labels that are wrong, out of range, ignored, or beside other samples
+    losses          outputs and losses that do not fit each other
     layers          parameters that are not trained though they should be, initial weights, single layers
     batch_mixing    samples that depend on each other, or stand beside the targets of others
-    loop            the calls that the loop makes, and the size of its steps
+    loop            the calls that the loop makes
+    learning_rate   the size of its steps
     overfitting     what the run reaches
-    signs           what the course of a run shows, before anything is tried; findings and fixes in sentences
+    signs           what the course of a run shows, before anything is tried
+    findings        findings and fixes in sentences
 """
 
 from __future__ import annotations
@@ -19,9 +23,9 @@ import dataclasses
 from nbdebug.registry import rules
 from nbdebug.report import Finding, Link
 from nbdebug.tools.training.facts import TrainingFacts
-from nbdebug.tools.training.rules import batch_mixing, data, layers, loop, overfitting
+from nbdebug.tools.training.rules import batch_mixing, data, labels, layers, learning_rate, loop, losses, overfitting
 
-DECLARED = (layers, batch_mixing, data, loop, overfitting)
+DECLARED = (layers, batch_mixing, data, losses, labels, loop, learning_rate, overfitting)
 """Where the rules stand: to import these modules is to declare them."""
 
 ORDER = (

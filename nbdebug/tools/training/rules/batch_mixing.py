@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Where
-from nbdebug.tools.training.facts import ORDER, BatchMixing, TrainingFacts
-from nbdebug.tools.training.rules.signs import at_line, finding, wrong_call
+from nbdebug.tools.training.facts import TrainingFacts
+from nbdebug.tools.training.rules.findings import at_line, finding, wrong_call
+from nbdebug.tools.training.static_facts import ORDER, BatchMixing
 
 JOINED = (
     "{2} graphs are joined, and all edges lie among the first {0} of {1:,} nodes{line}: {3:.0%} have no edge",

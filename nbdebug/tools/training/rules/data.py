@@ -1,47 +1,35 @@
-"""Rules over what goes in, all of which can be asked before training. The data as the loaders give it: scale, training
-against validation, labels, workers, shared rows. The loss functions: outputs and losses that do not fit, shapes that do
-not, mixed samples."""
+"""Rules over what goes in, as the loaders give it: scale, training against validation, labels, workers, shared rows."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
-from nbdebug.text import figures, listed, percent
-from nbdebug.tools.training.facts import (
-    AnswersAmongInputs,
-    ClassWeighting,
-    Experiment,
-    HeldOut,
-    LossCall,
-    Overlap,
-    SeesAhead,
-    SharedGroups,
-    TellingFeature,
-    TrainingFacts,
-)
+from nbdebug.text import count, figures, listed, percent
+from nbdebug.tools.training.facts import ClassWeighting, HeldOut, TrainingFacts
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.overfitting import renumbered, scaled_apart
-from nbdebug.tools.training.rules.signs import (
-    MUCH_BETTER,
+from nbdebug.tools.training.rules.findings import (
     REREAD,
     at_line,
     confused,
     feature_name,
     finding,
-    helps,
-    helps_validation,
     pos_weight,
-    shape,
     suggestion,
     tensor_of,
     tested_fix,
-    unseen_labels,
-    without_call,
-    wrong_call,
+)
+from nbdebug.tools.training.rules.signs import helps, helps_validation
+from nbdebug.tools.training.static_facts import (
+    AnswersAmongInputs,
+    Labels,
+    LossCall,
+    Overlap,
+    SeesAhead,
+    SharedGroups,
+    TellingFeature,
 )
 
 LARGE = 10.0
@@ -72,16 +60,6 @@ NEARLY_ALL = 0.95
 """Of samples: a diffusion's last steps may be nothing but noise."""
 SHARED, NEAR = 0.02, 0.2
 """Shares of validation rows that are in the training set, and that are near copies of training rows."""
-BINARY, NO_SHARE = ("binary_cross_entropy", "binary_cross_entropy_with_logits"), 0.4
-"""How far beyond 0 and 1 a target is no label: those of a discriminator are drawn from -0.3 to 1.3 on purpose
-(https://github.com/soumith/ganhacks)."""
-SIGNED = {
-    "cosine_embedding_loss": "a pair with a target of 0 adds 0 to the loss, however alike it is",
-    "hinge_embedding_loss": "a row with a target of 0 adds the same whatever its distance",
-    "margin_ranking_loss": "a pair with a target of 0 adds the margin, in whatever order it is",
-    "soft_margin_loss": "a row with a target of 0 adds ln 2, whatever its score",
-}
-"""What 0 means to a loss of targets 1 and -1."""
 SAME = 1e-9
 """A line through a column leaves less of the target's variance: it is the target itself."""
 ABOVE_CHANCE, BY_CHANCE = 3.0, 4.0
@@ -155,15 +133,15 @@ def preprocessing_mismatch(facts: TrainingFacts) -> Finding | None:
     shift = facts.static.input_shift
     held_out = None if facts.run is None else facts.run.held_out
     if facts.run is not None and facts.run.renumbered is not None:
-        return renumbered(*facts.run.renumbered)
+        return _renumbered(*facts.run.renumbered)
     if facts.static.labels is not None and facts.static.labels.unseen:
-        return unseen_labels(facts.static.labels)
+        return _unseen_labels(facts.static.labels)
     if held_out is not None and held_out.what == "unlike":
         return _unlike(held_out)
     if shift is None:
         return None
     if shift.apart and facts.run is not None and (end := signs.far_behind(facts.run)) is not None:
-        return scaled_apart(*end)
+        return _scaled_apart(*end)
     wider = max(shift.ratio, 1 / shift.ratio if shift.ratio else math.inf)
     scaled = wider > WIDER * (1 + 2 / min(shift.samples) ** 0.5)
     far = FAR if shift.drift > STEADY else APART
@@ -208,6 +186,37 @@ def _unlike(held_out: HeldOut) -> Finding:
             )
         ],
         evidence={"samples": held_out.samples, "steps": held_out.steps, **confused(held_out)},
+    )
+
+
+def _scaled_apart(train: float, val: float) -> Finding:
+    code = "mean, std = x_train.mean(0), x_train.std(0)\nx_train, x_val = (x_train - mean) / std, (x_val - mean) / std"
+    return finding(
+        "preprocessing-mismatch",
+        "Validation inputs are scaled by their own mean and deviation, not by training's: both sets have mean 0 and "
+        f"deviation 1 to the last digit. The loss ends at {figures(train)} on training batches, and at {figures(val)} "
+        "on those of validation",
+        ["val_loader", "train_loader", "mean"],
+        [Fix("Take mean and deviation from the training set alone, for inputs and for targets.", code)],
+        evidence={"training": train, "validation": val},
+    )
+
+
+def _renumbered(answers: Mapping[int, int], share: float, exchanged: float) -> Finding:
+    """Validation numbers the classes otherwise. See `interventions.renumbered`."""
+    others = [f"{answer} where it says {label}" for label, answer in answers.items() if label != answer]
+    return finding(
+        "preprocessing-mismatch",
+        f"Validation numbers its classes otherwise than training: the model answers {listed(others, quote='')}; with "
+        f"the numbers so exchanged {percent(exchanged)} of validation is right, and {percent(share)} as it stands",
+        ["val_loader", "labels", "factorize", "LabelEncoder", "encode"],
+        [
+            Fix(
+                "Number the classes once, by training, and use these numbers for both.",
+                "codes, names = pd.factorize(train['label'])\nval_codes = names.get_indexer(val['label'])",
+            )
+        ],
+        evidence={"label → answer": {str(label): answer for label, answer in answers.items()}},
     )
 
 
@@ -585,314 +594,18 @@ def _near_copies(overlap: Overlap) -> Finding:
     )
 
 
-SQUASHES = ("softmax", "softmin", "sigmoid", "hardsigmoid")
-LEAST_FLOOR = 0.05
-"""A lowest loss below this is in nobody's way (nats; a probability of 95%)."""
-OUT_OF_REACH = 0.05
-"""Share of the targets' variance that the output can never explain. A few noisy targets below zero stay under it."""
-SUMS_TO_MORE = 0.1
-"""Log of what the exponentials sum to. Log-probabilities give 0; rounding and smoothing stay below this."""
-
-
-@rule(
-    code="training/double-softmax",
-    title="Softmax (or sigmoid) is applied twice: by the model and by the loss.",
-    symptom="The loss falls slowly to a floor far above zero and stays there, although the predictions become right.",
-    cause="`cross_entropy` and `binary_cross_entropy_with_logits` apply it themselves and expect raw scores. "
-    "Probabilities lie between 0 and 1, so that the second softmax can hardly tell them apart.",
-    confirm="`output.sum(1)` is 1 for each row. The lowest possible loss with K classes is ln(1 + (K - 1) / e): 1.46 "
-    "for 10 classes.",
-    fix="Return the raw scores from the model; apply softmax only where you want to read probabilities.",
-    reference="https://github.com/pytorch/pytorch/issues/55902",
-)
-def double_softmax(facts: TrainingFacts) -> Finding | None:
-    for call in facts.static.loss_calls:
-        twice = call.op == "cross_entropy" and (call.probabilities or call.activation in ("softmax", "softmin"))
-        logits = call.op == "binary_cross_entropy_with_logits" and call.activation in SQUASHES
-        if (twice or logits) and call.softmax_size != 1 and (call.floor or 0.0) > LEAST_FLOOR:
-            where = call.activation_where
-            squash = call.activation if call.activation in SQUASHES else "softmax"
-            what = f"the output of `{squash}`" if call.activation == squash else "probabilities"
-            return finding(
-                "double-softmax",
-                f"`{call.op}` expects raw scores and gets {what}{at_line(where)}: the loss can never fall below "
-                f"{figures(call.floor or 0.0)}",
-                ["forward", squash, where.module or "", "loss_fn"],
-                [Fix("Give the loss the raw scores.", without_call(where.text, squash) or "return scores")],
-                place=where if where.line else call.where,
-                evidence={
-                    "lowest loss possible": call.floor,
-                    "loss now": facts.static.loss,
-                    "outputs": f"from {figures(call.low)} to {figures(call.high)}",
-                    "classes": call.classes,
-                },
-            )
-    return None
-
-
-@rule(
-    code="training/missing-log-softmax",
-    title="The loss expects log-probabilities and gets something else.",
-    symptom="The loss is negative, or falls without end while the predictions stay at chance.",
-    cause="`nll_loss` uses its input's value at the label as it is: raw scores can grow for ever, and with "
-    "probabilities its slope vanishes. Only log-probabilities, which sum to one, make it a likelihood.",
-    confirm="`output.exp().sum(1)` should be 1 for each row.",
-    fix="Use `F.cross_entropy` with raw scores, or put `F.log_softmax(scores, dim=1)` before `nll_loss`.",
-    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.NLLLoss.html",
-)
-def missing_log_softmax(facts: TrainingFacts) -> Finding | None:
-    for call in facts.static.loss_calls:
-        if call.op not in ("nll_loss", "kl_div", "ctc_loss") or call.log_sum is None or call.softmax_size == 1:
-            continue
-        if call.softmax_dim is not None:
-            return _wrong_dimension(call)
-        above = call.log_sum > SUMS_TO_MORE or call.high > 1e-4 and abs(call.log_sum) > SUMS_TO_MORE
-        if call.probabilities or above:
-            what = "probabilities" if call.probabilities else "raw scores"
-            sums = math.exp(min(call.log_sum, 700))
-            fix = (
-                Fix("Use the loss that expects raw scores.", "F.cross_entropy(scores, target)")
-                if call.op == "nll_loss" and not call.probabilities
-                else Fix("Give it log-probabilities.", "F.log_softmax(scores, dim=-1)  # in place of softmax, if any")
-            )
-            return finding(
-                "missing-log-softmax",
-                f"`{call.op}` expects log-probabilities and gets {what}{at_line(call.where)}, from {figures(call.low)} "
-                f"to {figures(call.high)}: their exponentials sum to {figures(sums)} instead of 1",
-                ["loss_fn", call.op, "forward"],
-                [fix],
-                place=call.where,
-                evidence={"lowest": call.low, "highest": call.high, "sum of exponentials": sums},
-            )
-    title = "`{op}` with log_target=True expects log-probabilities as targets, and gets probabilities{line}"
-    fix = Fix("Leave log_target out, or give it logarithms.", "F.kl_div(log_probabilities, target)")
-    return wrong_call(facts.static, "log_target", "missing-log-softmax", title, ["loss_fn", "log_target"], fix)
-
-
-def _wrong_dimension(call: LossCall) -> Finding:
-    """Normalized along another dimension than that of the classes."""
-    where = call.activation_where
-    title = (
-        f"`{call.activation}` runs over dimension {call.softmax_dim}{at_line(where)}, which has size "
-        f"{call.softmax_size}, and not over the {call.classes} classes: `{call.op}` gets no log-probabilities"
-    )
+def _unseen_labels(labels: Labels) -> Finding:
+    names, samples = list(labels.unseen), sum(labels.unseen.values())
     return finding(
-        "missing-log-softmax",
-        title,
-        ["forward", call.activation or "", "loss_fn", call.op],
-        [Fix("Normalize over the classes.", "F.log_softmax(scores, dim=1)")],
-        place=where if where.line else call.where,
-        evidence={"dimension": call.softmax_dim, "shape": list(call.shape)},
-    )
-
-
-@rule(
-    code="training/wrong-loss-shape",
-    title="Outputs and targets are broadcast against each other.",
-    symptom="The loss stays near the variance of the targets, and every prediction drifts to their mean. Torch warns "
-    "once that the sizes differ.",
-    cause="(N, 1) against (N,) gives (N, N): each prediction is compared with all targets, and then the best "
-    "prediction is their mean.",
-    confirm="Print `output.shape` and `target.shape` where the loss is computed.",
-    fix="Make the shapes the same: `target.squeeze(-1)` or `output.squeeze(-1)`.",
-    reference="https://github.com/pytorch/pytorch/issues/16045",
-)
-def wrong_loss_shape(facts: TrainingFacts) -> Finding | None:
-    if not facts.static.broadcasts:
-        return signs.wrong_weights(facts.static)
-    broadcast = facts.static.broadcasts[0]
-    return finding(
-        "wrong-loss-shape",
-        f"The loss compares each output with all targets: the output has shape {shape(broadcast.output)}, the target "
-        f"{shape(broadcast.target)}{at_line(broadcast.where)}. The best it can reach is the targets' variance, "
-        f"{figures(broadcast.variance)}",
-        ["loss_fn", broadcast.op],
-        [Fix("Give both the same shape.", "target = target.view_as(output)")],
-        place=broadcast.where,
-        evidence={
-            "output shape": list(broadcast.output),
-            "target shape": list(broadcast.target),
-            "shape when compared": list(broadcast.result),
-            "variance of the targets": broadcast.variance,
-            "loss of a perfect model": 2 * broadcast.variance,
-        },
-    )
-
-
-@rule(
-    code="training/wrong-output-activation",
-    title="The last activation keeps the targets out of reach.",
-    symptom="The loss stops half-way. Some targets are reached, those beyond an edge never are.",
-    cause="A ReLU gives nothing below zero, a sigmoid nothing outside 0 to 1, a tanh nothing outside -1 to 1. Where "
-    "the targets lie beyond, no weights can reach them; where the loss expects scores, they cannot become certain. A "
-    "loss of overlaps (Dice, IoU) needs a sigmoid: of raw scores it has no lowest value.",
-    confirm="Compare `output.min(), output.max()` with `target.min(), target.max()`.",
-    fix="Leave the last activation out, or scale the targets into its range.",
-    reference="https://github.com/tsinghua-rll/VoxelNet-tensorflow/issues/10",
-)
-def wrong_output_activation(facts: TrainingFacts) -> Finding | None:
-    raw = facts.static.scores_for_shares
-    if raw is not None:
-        right, wrong, beyond = map(figures, raw.losses)
-        return finding(
-            "wrong-output-activation",
-            f"The loss compares shares of 0 to 1 and gets raw scores, from {figures(raw.low)} to {figures(raw.high)}"
-            f"{at_line(raw.where)}: outputs that equal the targets give {right}, their opposite {wrong}, and ten times "
-            f"the targets {beyond}, so that there is no end to how large scores pay",
-            ["loss_fn", "forward"],
-            [Fix("Give it probabilities.", "output = torch.sigmoid(output)  # one of several classes: softmax(1)")],
-            place=raw.where,
-            evidence={"lowest output": raw.low, "highest output": raw.high},
-        )
-    for call in facts.static.loss_calls:
-        tries = [e for n, e in (facts.run.experiments.items() if facts.run else ()) if n.startswith("scores*")]
-        scaled = min(tries, key=lambda e: e.end_changed, default=None)
-        where, name = call.activation_where, call.activation or ""
-        if call.target_sum is not None and (call.floor is None or call.floor > LEAST_FLOOR):
-            title = (
-                f"The outputs of a sample sum to 1{at_line(where)}, and its targets to {figures(call.target_sum, 2)} "
-                "on average: each target is there or not by itself, and they can't all be reached"
+        "preprocessing-mismatch",
+        f"{count(samples, 'validation sample')} have labels that training does not have: {listed(names)}. "
+        "The set was split in the order in which it lies, or by its classes",
+        ["val_loader", "train_loader", "labels", "random_split"],
+        [
+            Fix(
+                "Deal the samples before you split them.",
+                "train, val = torch.utils.data.random_split(dataset, [0.8, 0.2])",
             )
-        elif call.unreachable > OUT_OF_REACH and call.reach is not None and call.bounded:
-            title = (
-                f"Whatever the weights, the output gives {_interval(call.reach)} (measured with random weights), and "
-                f"the targets range from {figures(call.target_low or 0.0)} to {figures(call.target_high or 0.0)}: "
-                f"{percent(call.unreachable)} of their variance is out of reach"
-            )
-        elif name == "cosine_similarity" and _keeps_scores_small(call) and (scaled is None or helps(scaled)):
-            title = (
-                f"`{call.op}` gets cosines{at_line(where)}, which lie between -1 and 1: without a scale the loss can "
-                f"never fall below {figures(call.floor or 0.0)}"
-            )
-        elif call.bounded and call.op == "cross_entropy" and helps(scaled, MUCH_BETTER):
-            title = (
-                f"Whatever the weights, the scores stay small (from {figures(call.low)} to {figures(call.high)} at the "
-                f"start){at_line(call.where)}, so that `{call.op}` can't become certain"
-            )
-        elif call.unreachable > OUT_OF_REACH and call.reach is not None:
-            title = (
-                f"The output comes from `{name}`{at_line(where)}, which gives {_interval(call.reach)}, and the targets "
-                f"range from {figures(call.target_low or 0.0)} to {figures(call.target_high or 0.0)}: "
-                f"{percent(call.unreachable)} of their variance is out of reach"
-            )
-        elif call.softmax_size == 1 and name in ("softmax", "log_softmax"):
-            title = f"`{name}` runs over a single output{at_line(where)}: it gives the same number for any input"
-        elif _keeps_scores_small(call) and name != "cosine_similarity":
-            title = (
-                f"`{call.op}` expects raw scores and gets the output of `{name}`{at_line(where)}, which gives "
-                f"{_interval(call.reach or (0, 1))}: the loss can never fall below {figures(call.floor or 0.0)}"
-            )
-        else:
-            continue
-        return finding(
-            "wrong-output-activation",
-            title,
-            [where.module or "", name, "forward", *(["normalize"] if name == "cosine_similarity" else [])],
-            [_other_output(call, scaled)],
-            place=where if where.line else call.where,
-            evidence={
-                "output": f"from {figures(call.low)} to {figures(call.high)}",
-                "share of variance out of reach": call.unreachable,
-                "lowest loss possible": call.floor,
-            },
-        )
-    return None
-
-
-def _other_output(call: LossCall, scaled: Experiment | None) -> Fix:
-    text, name = call.activation_where.text or "", call.activation or ""
-    if call.target_sum is not None:
-        code = re.sub(r"\bsoftmax\((.*?)(, *(dim=)?-?\d+)?\)", r"sigmoid(\1)", text) if "softmax(" in text else ""
-        return Fix("Use a sigmoid: each output stands for itself.", code or "torch.sigmoid(scores)  # no softmax")
-    if name == "cosine_similarity" or call.op == "cross_entropy" and call.bounded:
-        scale = "10" if scaled is None else scaled.what.removeprefix("scores*")
-        code = f"scores = {scale} * scores  # or divided by a temperature, or a learned scale"
-        return tested_fix("Multiply the scores by a scale.", code, scaled)
-    if call.bounded:
-        return Fix("Let the output reach the targets.", "# no bound at the end, or targets scaled into the range")
-    return Fix("Leave the last activation out.", without_call(text, name) or f"# without {name}")
-
-
-def _keeps_scores_small(call: LossCall) -> bool:
-    """Scores that an activation keeps from becoming certain, for a loss that expects them free."""
-    return (
-        call.op in ("cross_entropy", "binary_cross_entropy_with_logits")
-        and not call.probabilities  # that is softmax twice
-        and call.activation not in ("softmax", "softmin", "log_softmax", "logsigmoid", None)
-        and (call.floor is not None and call.floor > LEAST_FLOOR)
-        and not (call.op.startswith("binary") and call.activation in SQUASHES)
-    )
-
-
-def _interval(reach: tuple[float, float]) -> str:
-    low, high = reach
-    if math.isinf(high):
-        return f"nothing below {figures(low)}"
-    return f"nothing above {figures(high)}" if math.isinf(low) else f"only {figures(low)} to {figures(high)}"
-
-
-@rule(
-    code="training/label-out-of-range",
-    title="A target is beyond the classes that the output has.",
-    symptom="`IndexError: Target … is out of bounds` on the CPU, a device-side assert on a GPU; a binary cross entropy "
-    "falls below zero without end; all pairs come to look alike.",
-    cause="Labels count from 1, a class was added, or the padding label is not the loss's ignore_index. For a binary "
-    "cross entropy: masks of 0 and 255, labels of -1 and 1, pictures that are normalized to another range than 0 to 1. "
-    "For losses of 1 and -1 (CosineEmbeddingLoss, MarginRankingLoss): labels of 1 and 0.",
-    confirm="`target.min(), target.max()` must lie in 0 to `output.shape[1] - 1`; in 0 to 1 for a binary one.",
-    fix="Make the output as wide as there are classes, or map the labels to 0 … K - 1; mark padding with "
-    "`ignore_index=…`. Map the targets of a binary cross entropy to 0 … 1.",
-    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
-)
-def label_out_of_range(facts: TrainingFacts) -> Finding | None:
-    for call in facts.static.loss_calls:
-        low, high = call.target_low or 0.0, call.target_high or 0.0
-        if call.op in BINARY and not (call.weighted and not call.weights) and (low < -NO_SHARE or high > 1 + NO_SHARE):
-            return _beyond_one(call, low, high)
-        if call.op in SIGNED and call.outside and low == 0 and high in (0, 1):
-            return _not_signed(call)
-        if call.outside and call.classes:
-            title = (
-                f"{call.outside:,} of {math.prod(call.target_shape):,} targets lie outside 0 to {call.classes - 1}, "
-                f"the classes of the output{at_line(call.where)}: they range from {figures(low)} to {figures(high)}"
-            )
-            fix = (
-                Fix("Count the labels from 0.", "target = target - 1")
-                if call.from_one
-                else Fix("Make room for all labels, or map them.", f"nn.Linear(…, {int(high) + 1})")
-            )
-            return finding(
-                "label-out-of-range",
-                title,
-                ["train_loader", "loss_fn", call.op],
-                [fix],
-                place=call.where,
-                evidence={"targets outside": call.outside, "classes": call.classes},
-            )
-    return None
-
-
-def _not_signed(call: LossCall) -> Finding:
-    return finding(
-        "label-out-of-range",
-        f"`{call.op}` takes targets of 1 and -1, and {call.outside:,} of {math.prod(call.target_shape):,} are 0"
-        f"{at_line(call.where)}: {SIGNED[call.op]}, so that they teach nothing",
-        ["target", "train_loader", "loss_fn", call.op],
-        [Fix("Map 0 to -1.", "target = 2 * target - 1")],
-        place=call.where,
-        evidence={"targets of 0": call.outside},
-    )
-
-
-def _beyond_one(call: LossCall, low: float, high: float) -> Finding:
-    """A binary cross entropy is linear in its scores: beyond 0 and 1 it has no lowest value."""
-    code = "target / 255" if high > 2 else "(target > 0).float()" if low < 0 else "target - 1"
-    return finding(
-        "label-out-of-range",
-        f"`{call.op}` takes targets of 0 to 1, and these range from {figures(low)} to {figures(high)}"
-        f"{at_line(call.where)}: with them the loss has no lowest value, and falls below zero without end",
-        ["target", "train_loader", "loss_fn", call.op],
-        [Fix("Map the targets to 0 … 1.", f"target = {code}")],
-        place=call.where,
-        evidence={"lowest target": low, "highest target": high},
+        ],
+        evidence={"labels": list(labels.counts)[:20], "only in validation": names[:20]},
     )

@@ -10,17 +10,28 @@ from itertools import pairwise
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Where
 from nbdebug.text import count, figures, listed, percent
-from nbdebug.tools.training.facts import (
-    InitialWeight,
-    Parameter,
-    SmallFactor,
-    StaticFacts,
-    TrainingFacts,
-    TrainingRunFacts,
-    UnitsFact,
-)
+from nbdebug.tools.training.facts import SmallFactor, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.signs import HE_INIT, at_line, finding, tested_fix, without_call, wrong_call
+from nbdebug.tools.training.rules.findings import (
+    at_line,
+    finding,
+    submodule,
+    tested_fix,
+    without_call,
+    wrong_call,
+)
+from nbdebug.tools.training.static_facts import DetachedAt, InitialWeight, Parameter, StaticFacts, UnitsFact
+
+HE_INIT = (
+    "Start with outputs around zero: no negative biases, He initialization.",
+    "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu')  # of a new layer, never of a pretrained one\n"
+    "torch.nn.init.zeros_(layer.bias)",
+)
+"""Title and code of a fix, as of the next two."""
+GLOROT_INIT = (
+    "Bring the inputs of the activation to a size of about one.",
+    "torch.nn.init.xavier_uniform_(layer.weight)\ntorch.nn.init.zeros_(layer.bias)",
+)
 
 # -- parameters and initial weights ------------------------------------------------------------------------------------
 
@@ -100,7 +111,7 @@ def _never_frozen(names: tuple[str, ...], where: Where) -> Finding:
         [
             Fix(
                 "Freeze with the method, which reaches each parameter.",
-                f"{signs.submodule(part)}.requires_grad_(False)",
+                f"{submodule(part)}.requires_grad_(False)",
             )
         ],
         place=where,
@@ -273,7 +284,7 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
 )
 def inverted_mask(facts: TrainingFacts) -> Finding | None:
     place = next((cut for cut in facts.static.detached if cut.how == "mask"), None)
-    return None if place is None else signs.inverted_mask(place)
+    return None if place is None else _inverted(place)
 
 
 @rule(
@@ -654,7 +665,7 @@ def saturated_activation(facts: TrainingFacts) -> Finding | None:
         f"`{layer}` saturates its {first.op} {when}: at {share} of the values the slope is below a hundredth of its "
         "maximum",
         _names(places),
-        [Fix(*signs.GLOROT_INIT) if run is None else tested_fix(*signs.GLOROT_INIT, signs.rescaling(run))],
+        [Fix(*GLOROT_INIT) if run is None else tested_fix(*GLOROT_INIT, signs.rescaling(run))],
         run=run,
         module=layer,
         evidence={"saturated by layer": {u.layer or u.module: u.saturated for u in places}}
@@ -822,4 +833,17 @@ def frozen_in_run(facts: TrainingFacts) -> Finding | None:
             "trained elements": run.trained_elements,
             "frozen elements": sum(f.elements for f in run.frozen),
         },
+    )
+
+
+def _inverted(cut: DetachedAt) -> Finding:
+    names = list(cut.parameters)
+    code, hides = ("mask = ~mask", "") if cut.op == "mask" else (f"{cut.op} = ~mask", ": True hides")
+    return finding(
+        "inverted-mask",
+        f"The padding mask is the wrong way round{at_line(cut.where)}: {listed(names)} sees the padding alone, and no "
+        "token",
+        [*names, cut.op, "forward"],
+        [Fix(f"Invert the mask{hides}.", code)],
+        place=cut.where,
     )

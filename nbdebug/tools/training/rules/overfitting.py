@@ -1,36 +1,34 @@
-"""Rules over what a run reaches: a loss that stays up (regularization, a model that is too simple, the order or the
-labels of the data), one that only falls on the training data, one that is zero."""
+"""Rules over what a run reaches: a loss that stays up (regularization, a model that is too simple, the order of the
+data), one that only falls on the training data, one that is zero."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
-from nbdebug.text import count, figures, listed, percent
+from nbdebug.text import count, figures, percent
 from nbdebug.tools.training.facts import (
     Experiment,
-    HeldOut,
-    Labels,
-    MixedSamples,
-    PairedAnew,
-    StaticFacts,
-    TeacherAnswers,
     TrainingFacts,
     TrainingRunFacts,
-    Twins,
-    UndecidedPair,
 )
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.signs import (
-    PRINT_LOSS_INPUTS,
-    SHUFFLE,
+from nbdebug.tools.training.rules.findings import (
     at_line,
-    confused,
     finding,
     suggestion,
     tested_fix,
     wrong_call,
+)
+from nbdebug.tools.training.static_facts import Labels, StaticFacts
+
+SHUFFLE = ("Shuffle the training data.", "DataLoader(dataset, batch_size=..., shuffle=True)")
+OTHER_CLASS = Fix("Add samples of another class, such as pairs that nobody chose.", "label = torch.zeros(len(drawn))")
+PRINT_LOSS_INPUTS = Fix(
+    "Print what goes into the loss.",
+    "outputs, targets = model(batch[0]), batch[1]\n"
+    "print(outputs.shape, outputs.min(), outputs.max(), targets.unique())",
 )
 
 BELOW = 0.5
@@ -45,18 +43,10 @@ RISES = 1.1
 """The validation loss at its end over its lowest, from which on stopping earlier is worth a word."""
 NOTHING = 1e-12
 """A loss below this is zero."""
-TOLD_APART = 0.9
-"""Of pairs of validation samples with two labels, whose scores come in one order (or as often in the other)."""
 SORTED = 0.3
 """Runs of equal labels over what a shuffled order would have."""
 DECIMALS = 5
 """A loss with fewer is rounded."""
-SEVERAL = 2
-"""Mixtures with a wrong target; a cut by area and the pixels in it differ by a few percent."""
-LEFT_BY_TWINS = 0.1
-"""Nats that right answers among the wrong ones leave of a loss; of a few in a batch less is left."""
-LOOKED_AT, BY_FAR, SURELY_OTHERS = 100, 6.0, 0.8
-"""Samples with a teacher's answer; standard errors; the share of equal answers from which on they may be its own."""
 ZEROS = 5
 """So many zeros in a row, from the first step on, or half of the run (TrainProof: five points)."""
 
@@ -299,347 +289,6 @@ def _partly_drawn(weights: int, samples: int) -> Finding:
 
 
 @rule(
-    code="training/label-noise",
-    title="Many training labels are wrong.",
-    symptom="The training loss stops far above zero while validation is better than training; a longer run only makes "
-    "validation worse.",
-    cause="A part of the annotations contradicts the rest: another convention, a shifted index, careless labelling. "
-    "The model learns the truth from the rest, and each wrong label costs loss.",
-    confirm="Look at the training samples with the highest loss: the model is right and the label is wrong.",
-    fix="Review or drop the suspect samples; label smoothing and early stopping soften what is left.",
-    reference="https://arxiv.org/abs/1911.00068",
-)
-def label_noise(facts: TrainingFacts) -> Finding | None:
-    run = facts.run
-    held_out = run.held_out if run is not None else None
-    if (unknown := _unknowable(facts.static)) is not None:
-        return unknown
-    if run is not None and run.paired_anew is not None:
-        return _paired_anew(run, run.paired_anew)
-    if run is not None and run.teacher is not None and (other := _of_other_samples(run, run.teacher)) is not None:
-        return other
-    matched = facts.experiment("matched")
-    if run is not None and matched is not None and signs.helps(matched, signs.MUCH_BETTER):
-        return _unmatched(run, matched)
-    pair = None if run is None else run.undecided
-    apart = None if pair is None else pair.val_apart
-    if run is not None and pair is not None and apart is not None and not 1 - TOLD_APART < apart < TOLD_APART:
-        return _exchanged(run, pair)
-    if run is None or held_out is None or held_out.what not in ("noise", "unrelated"):
-        return None
-    if held_out.what == "unrelated":
-        return _unrelated(run, held_out)
-    experiment = run.experiments["without suspect labels"]
-    as_is, without = experiment.val_as_is or 0.0, experiment.val_changed or 0.0
-    fix = suggestion(
-        "Review the samples that a model without them contradicts, or leave them out.",
-        "suspect = loss_of_each_sample > validation_losses.quantile(0.97)  # by a model that has not seen them",
-        "without them",
-        {"validation as it is": as_is, "validation without them": without, "steps": len(experiment.changed)},
-    )
-    return finding(
-        "label-noise",
-        f"About {percent(held_out.share)} of the training labels look wrong: a model trained on the other half of the "
-        f"samples has a loss of {figures(held_out.unseen)} on those that it has not seen, and of "
-        f"{figures(held_out.val)} on validation data; without the suspect ones validation falls from {figures(as_is)} "
-        f"to {figures(without)}",
-        ["train_loader", "dataset", "labels"],
-        [fix],
-        run=run,
-        evidence={"share of suspect labels": held_out.share, **confused(held_out)},
-    )
-
-
-def _unmatched(run: TrainingRunFacts, matched: Experiment) -> Finding:
-    return finding(
-        "label-noise",
-        "The rows of a sample's targets are in no order of their own, and each row of the output is held against the "
-        "one at its place: all learn the middle. The loss ends at "
-        f"{figures(matched.end_as_is)}, and at {figures(matched.end_changed)} against the order that is nearest",
-        ["loss_fn", "target", "boxes", "train_loader"],
-        [
-            tested_fix(
-                "Match the rows of each sample before they are compared.",
-                "rows, columns = scipy.optimize.linear_sum_assignment(torch.cdist(output[i], boxes[i]).detach())",
-                matched,
-            )
-        ],
-        run=run,
-        evidence={"loss": matched.end_as_is, "with matched rows": matched.end_changed},
-    )
-
-
-def _of_other_samples(run: TrainingRunFacts, teacher: TeacherAnswers) -> Finding | None:
-    """Answers that fit the labels no better than chance, where the model's own do, or where an input that comes again
-    gets another one."""
-    agrees, by_chance, samples = teacher.agrees, teacher.by_chance, teacher.samples
-    error, again = (by_chance * (1 - by_chance) / samples) ** 0.5, max(teacher.again, 1)
-    limit = teacher.same_by_chance + signs.AMONG_TEN * (teacher.same_by_chance / again) ** 0.5
-    unlike = teacher.again >= LOOKED_AT and teacher.same < min(limit, SURELY_OTHERS)
-    if samples < LOOKED_AT or agrees > by_chance + signs.AMONG_TEN * error:
-        return None
-    if not unlike and teacher.own < by_chance + BY_FAR * error:
-        return None
-    more = f"the model's own answers do in {percent(teacher.own)}"
-    if unlike:
-        more = f"an input that comes again gets its former answer in {percent(teacher.same)} of {again:,} times"
-    return finding(
-        "label-noise",
-        f"The soft targets (a teacher's answers) are not of the samples that they are compared with: they agree with "
-        f"the labels in {percent(agrees)} of {samples:,} samples, by chance {percent(by_chance)}; {more}",
-        ["teacher", "train_loader", "loss_fn", *run.stale.functions],
-        [
-            Fix(
-                "Ask the teacher about the batch at hand, or store its answers by the sample's index.",
-                "with torch.no_grad():\n    answers = teacher(x)",
-            )
-        ],
-        run=run,
-        place=run.places.get("backward"),
-        evidence={"samples": samples, "teacher's answers that are the label": agrees, "by chance": by_chance},
-    )
-
-
-def _unknowable(static: StaticFacts) -> Finding | None:
-    """Targets that have nothing to do with what the model is given, by the way in which they come about."""
-    if static.mixed is not None and static.mixed.wrong >= SEVERAL:
-        return _mixed(static.mixed)
-    if static.twins is not None and static.twins.floor > LEFT_BY_TWINS:
-        return _twins(static.twins)
-    call = next((c for c in static.loss_calls if c.noise), None)
-    if call is None and static.reread != "apart":
-        return signs.resized_masks() if static.reread == "resized" else None
-    title = "A sample that is read again comes with the same inputs and another target: each is drawn for itself"
-    if call is not None:
-        title = f"`{call.op}` compares the outputs with random numbers that are in nothing that the model is given"
-    fix = Fix("Draw once, and use the same for input and target.", "noise = torch.randn_like(x)  # or: flip = …")
-    place = call.where if call is not None else None
-    return finding("label-noise", title, ["target", "noise", "dataset", "train_loader"], [fix], place=place)
-
-
-def _twins(twins: Twins) -> Finding:
-    return finding(
-        "label-noise",
-        f"Right answers count as wrong ones: {twins.samples} of {twins.batch} samples have their own key in other "
-        f"columns of the scores as well, since the batch holds it several times{at_line(twins.where)}. The loss "
-        f"can't fall below {figures(twins.floor)}",
-        ["loss_fn", "scores", "train_loader"],
-        [
-            Fix(
-                "Take equal keys out of the other columns, or draw batches without them.",
-                "same = (keys[:, None] == keys[None]).fill_diagonal_(False)\n"
-                "scores = scores.masked_fill(same, -torch.inf)",
-            )
-        ],
-        place=twins.where,
-        evidence={"samples with twins": twins.samples, "lowest loss possible": twins.floor},
-    )
-
-
-def _mixed(mixed: MixedSamples) -> Finding:
-    share, counted = map(percent, mixed.shares)
-    return finding(
-        "label-noise",
-        f"Samples are mixed, and their targets are not mixed alike: in {mixed.wrong} of {mixed.draws} mixtures the row "
-        f"that is most of a sample is not trained on most of its target (of the first of these it has {share} of the "
-        f"sample and {counted} of its target)",
-        ["target", "loss_fn", "train_loader", "collate_fn"],
-        [
-            Fix(
-                "Mix the targets of the same two samples with the same weights.",
-                "x = lam * x + (1 - lam) * x[order]\n"
-                "loss = lam * criterion(model(x), y) + (1 - lam) * criterion(model(x), y[order])",
-            )
-        ],
-        evidence={"mixtures": mixed.draws, "with another target": mixed.wrong},
-    )
-
-
-def _paired_anew(run: TrainingRunFacts, pairs: PairedAnew) -> Finding:
-    if pairs.order:
-        return _out_of_step(run, pairs)
-    same, by_chance = percent(pairs.same), percent(pairs.other)
-    return finding(
-        "label-noise",
-        f"Each pass gives the inputs the targets of other samples: an input that came again had the same target in "
-        f"{same} of {pairs.again:,} times, which is what any order gives ({by_chance}). The one is shuffled or sorted "
-        "without the other",
-        ["train_loader", "dataset", "target", *run.stale.functions],
-        [
-            Fix(
-                "Deal both in one and the same order.",
-                "order = torch.randperm(len(x))\nx, y = x[order], y[order]  # of lists: shuffle the pairs",
-            )
-        ],
-        run=run,
-        place=pairs.where if pairs.where.line else run.places.get("backward"),
-        evidence={"came again": pairs.again, "with the same target": pairs.same, "by chance": pairs.other},
-    )
-
-
-def _out_of_step(run: TrainingRunFacts, pairs: PairedAnew) -> Finding:
-    same, other = percent(pairs.same), percent(pairs.other)
-    fix = Fix(
-        "Keep each input and its target together while they are made: one list of pairs.", "pairs = list(zip(x, y))"
-    )
-    if "as text" in pairs.order:
-        fix = Fix(
-            "Sort the names by their numbers, or look each target up by its name.",
-            "names.sort(key=lambda name: int(pathlib.Path(name).stem))",
-        )
-    return finding(
-        "label-noise",
-        f"Inputs and targets are out of step: the inputs tell {same} of what the targets vary as they are paired, and "
-        f"{other} with the targets in the order {pairs.order}",
-        ["train_loader", "dataset", "target", "labels"],
-        [fix],
-        run=run,
-        evidence={"samples": pairs.again, "told as paired": pairs.same, "told in the other order": pairs.other},
-    )
-
-
-def _exchanged(run: TrainingRunFacts, pair: UndecidedPair) -> Finding:
-    """The scores tell the two apart in validation, and its own training labels contradict them."""
-    one, other = pair.labels
-    return finding(
-        "label-noise",
-        f"Labels {one} and {other} are exchanged in about half of the training samples: the model knows them from each "
-        f"other in validation ({percent(max(pair.val_apart or 0.0, 1 - (pair.val_apart or 0.0)))} of pairs in the same "
-        f"order), and training labels follow its scores no better than chance ({percent(pair.apart)})",
-        ["train_loader", "target", "labels"],
-        [
-            Fix(
-                "Review how these two labels get into the training set; put back what was exchanged.",
-                f"rows = (labels == {one}) | (labels == {other})  # compare them with their sources",
-            )
-        ],
-        run=run,
-        evidence={"labels": list(pair.labels), "samples": pair.samples, "other labels found": pair.others},
-    )
-
-
-def _unrelated(run: TrainingRunFacts, held_out: HeldOut) -> Finding:
-    return finding(
-        "label-noise",
-        "The training labels have nothing to do with the inputs: a model trained on half of the samples has a loss of "
-        f"{figures(held_out.own)} on these, and on the others of {figures(held_out.unseen)} (with the labels of other "
-        f"samples {figures(held_out.dealt)}). What it learns is memorized",
-        ["train_loader", "dataset", "labels"],
-        [
-            Fix(
-                "Join inputs and labels by a key, not by their order, and look at some pairs.",
-                "table = inputs.merge(labels, on='id', validate='one_to_one')",
-            ),
-            Fix(
-                "Where both are shuffled, give both the same order.",
-                "order = rng.permutation(len(x))\nx, y = x[order], y[order]",
-            ),
-        ],
-        run=run,
-        evidence={"samples": held_out.samples, "steps": held_out.steps},
-    )
-
-
-def scaled_apart(train: float, val: float) -> Finding:
-    code = "mean, std = x_train.mean(0), x_train.std(0)\nx_train, x_val = (x_train - mean) / std, (x_val - mean) / std"
-    return finding(
-        "preprocessing-mismatch",
-        "Validation inputs are scaled by their own mean and deviation, not by training's: both sets have mean 0 and "
-        f"deviation 1 to the last digit. The loss ends at {figures(train)} on training batches, and at {figures(val)} "
-        "on those of validation",
-        ["val_loader", "train_loader", "mean"],
-        [Fix("Take mean and deviation from the training set alone, for inputs and for targets.", code)],
-        evidence={"training": train, "validation": val},
-    )
-
-
-def renumbered(answers: Mapping[int, int], share: float, exchanged: float) -> Finding:
-    """Validation numbers the classes otherwise. See `interventions.renumbered`."""
-    others = [f"{answer} where it says {label}" for label, answer in answers.items() if label != answer]
-    return finding(
-        "preprocessing-mismatch",
-        f"Validation numbers its classes otherwise than training: the model answers {listed(others, quote='')}; with "
-        f"the numbers so exchanged {percent(exchanged)} of validation is right, and {percent(share)} as it stands",
-        ["val_loader", "labels", "factorize", "LabelEncoder", "encode"],
-        [
-            Fix(
-                "Number the classes once, by training, and use these numbers for both.",
-                "codes, names = pd.factorize(train['label'])\nval_codes = names.get_indexer(val['label'])",
-            )
-        ],
-        evidence={"label → answer": {str(label): answer for label, answer in answers.items()}},
-    )
-
-
-@rule(
-    code="training/exchanged-labels",
-    title="Labels of pairs mean the opposite of what the loss takes them for.",
-    symptom="A Siamese network, or another that compares pairs, learns slowly, and pairs that belong together end far "
-    "apart.",
-    cause="In one place 1 stands for alike, in another for unlike: the first paper on contrastive losses takes 0 for "
-    "alike, CosineEmbeddingLoss takes 1 for alike and -1 for unlike.",
-    confirm="Print the mean distance of pairs with either label before the first step: alike ones are mostly nearer.",
-    fix="Exchange the labels: `1 - label`, or `-label`.",
-    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.CosineEmbeddingLoss.html",
-)
-def exchanged_labels(facts: TrainingFacts) -> Finding | None:
-    tried = facts.experiment("exchanged labels")
-    if tried is None or not signs.helps(tried, signs.MUCH_BETTER):
-        return None
-    if tried.val_changed is not None and tried.val_changed > signs.MUCH_BETTER * (tried.val_as_is or 0.0):
-        return None
-    fix = tested_fix("Exchange the labels of the pairs.", "label = 1 - label  # of -1 and 1: -label", tried)
-    return finding(
-        "exchanged-labels",
-        "The labels of the pairs mean the opposite of what the loss takes them for: the loss ends at "
-        f"{figures(tried.end_as_is)}, and with the two labels exchanged at {figures(tried.end_changed)}",
-        ["train_loader", "label", "loss_fn"],
-        [fix],
-        run=facts.run,
-        evidence={"validation as it is": tried.val_as_is, "validation with labels exchanged": tried.val_changed},
-    )
-
-
-@rule(
-    code="training/class-ignored",
-    title="The loss ignores a class.",
-    symptom="One class is never predicted, and the loss is low all the same.",
-    cause="`ignore_index` is the number of a real class, often 0, which is padding or void in other data sets; or "
-    "`pad_token = eos_token`, and what collates the batch leaves out the ends together with the padding.",
-    confirm="Count the labels that equal `ignore_index`, and look at their samples.",
-    fix="Leave `ignore_index` at its default, and give padding a number of its own, such as -100.",
-    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
-)
-def class_ignored(facts: TrainingFacts) -> Finding | None:
-    ignored, end = None if facts.run is None else facts.run.ignored, facts.static.silent_end
-    if end is not None:
-        return finding(
-            "class-ignored",
-            f"Token {end[0]} ends each of {end[1]:,} sequences and is never a target: it also fills the "
-            "shorter ones up, and the targets leave it out everywhere. What is generated never ends",
-            ["pad_token", "eos_token", "collate_fn", "labels", "train_loader"],
-            [Fix("Fill up with a token of its own.", "tokenizer.add_special_tokens({'pad_token': '<pad>'})")],
-            evidence={"token": end[0], "sequences": end[1]},
-        )
-    if ignored is None:
-        return None
-    place = next((call.where for call in facts.static.loss_calls if call.ignored), None)
-    score, found = percent(ignored.score), percent(ignored.found)
-    numbers = {"F1 of the others, as it is": ignored.others[0], "in the experiment": ignored.others[1]}
-    return finding(
-        "class-ignored",
-        f"The loss ignores class {ignored.label}, {percent(ignored.share)} of the labels, by ignore_index="
-        f"{ignored.label}: {found} of its samples are found. They are no padding: counted, the class has an F1 of "
-        f"{score} after {count(ignored.steps, 'step')}",
-        ["loss_fn", "ignore_index", "cross_entropy"],
-        [suggestion("Count every class.", "ignore_index=-100  # the default", "with no class ignored", numbers)],
-        run=facts.run,
-        place=place,
-        evidence={"share of the labels": ignored.share, "found": ignored.found, "F1 once it is counted": ignored.score},
-    )
-
-
-@rule(
     code="training/overfit",
     title="The model memorizes the training data.",
     symptom="The training loss goes to zero; the validation loss is lowest early and rises for the rest of the run.",
@@ -756,7 +405,7 @@ def zero_loss(facts: TrainingFacts) -> Finding | None:
         )
     if why := _one_target(facts.static, run):
         title = f"The loss goes to zero because {why}"
-        fix = signs.OTHER_CLASS if "class" in why else PRINT_LOSS_INPUTS
+        fix = OTHER_CLASS if "class" in why else PRINT_LOSS_INPUTS
         return finding("zero-loss", title, ["loss_fn", "train_loader"], [fix], run=run)
     if not all(zeros[:ZEROS]) or sum(zeros) < 0.5 * len(zeros):
         return None

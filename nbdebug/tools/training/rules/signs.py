@@ -1,6 +1,4 @@
-"""What rules share: signs (what the course of a run shows by itself, before anything is tried), and how a rule puts its
-finding together: the finding, a fix with its proof, places and lines in sentences. (Numbers and lists are written by
-nbdebug/text.py.)
+"""Signs: what the course of a run shows by itself, before anything is tried.
 
 A sign alone accuses nobody. It says which experiment is worth its time; the rule then reads both. Every threshold is
 looser than what a fault shows and tighter than what healthy runs of different kinds showed (tests/training/healthy.py).
@@ -8,33 +6,24 @@ looser than what a fault shows and tighter than what healthy runs of different k
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from nbdebug.report import Finding, Fix, Link, Where
-from nbdebug.text import count, listed
 from nbdebug.tools.training.facts import (
     BatchEvaluation,
-    DetachedAt,
     Experiment,
-    HeldOut,
-    Labels,
     LayerFact,
     ModuleMode,
     RegularizerTrial,
-    ScalerFact,
-    StaticFacts,
-    TellingFeature,
     TimeGradient,
     TrainingRunFacts,
-    UnitsFact,
 )
-from nbdebug.verdict import carried_scale
+from nbdebug.tools.training.static_facts import StaticFacts, UnitsFact
+
+ADAPTIVE = ("Ada", "NAdam", "RAdam", "RMSprop", "Rprop", "LBFGS", "Lion", "Sophia", "Muon", "LAMB", "Lamb")
+"""In the names of optimizers whose steps don't grow with the loss (AdamW and Adafactor among the first)."""
 
 LEARNS_NOTHING = 0.9
 """A run that keeps this share of its first loss has learned next to nothing (TheDeepChecker: less than 5% in 5 checks;
@@ -577,297 +566,7 @@ def one_label(static: StaticFacts) -> str:
     return f"all {labels.total:,} labels are {labels.one_label(TARGETS)}: there is one class"
 
 
-# -- findings in sentences ---------------------------------------------------------------------------------------------
-
-
-ADAPTIVE = ("Ada", "NAdam", "RAdam", "RMSprop", "Rprop", "LBFGS", "Lion", "Sophia", "Muon", "LAMB", "Lamb")
-"""In the names of optimizers whose steps don't grow with the loss (AdamW and Adafactor among the first)."""
-EXPERIMENT = "experiment"
-"""Key of `Fix.after`: what was done in place of the text that is shown."""
-NOT_REPEATED = "the run could not be repeated with this change"
-"""Why a fix has no experiment, where the rule knows no better; the report knows more."""
-
-HE_INIT = (
-    "Start with outputs around zero: no negative biases, He initialization.",
-    "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu')  # of a new layer, never of a pretrained one\n"
-    "torch.nn.init.zeros_(layer.bias)",
-)
-"""Title and code of a fix, as of the next two."""
-GLOROT_INIT = (
-    "Bring the inputs of the activation to a size of about one.",
-    "torch.nn.init.xavier_uniform_(layer.weight)\ntorch.nn.init.zeros_(layer.bias)",
-)
-SHUFFLE = ("Shuffle the training data.", "DataLoader(dataset, batch_size=..., shuffle=True)")
-CURES = {
-    "zero_grad": ("gradients that pile up", "with gradients cleared"),
-    "unscaled first": ("gradients that carry the scale", "with gradients unscaled first"),
-    "weights kept": ("other weights behind an evaluation", "with the weights that the steps leave"),
-    "train mode": ("layers in eval mode", "with all layers in train mode"),
-    FROZEN_EVALUATED: ("a frozen part in train mode", "with it in eval mode"),
-    "without the batch": ("one bad batch", "without {batch}"),
-    "shuffled": ("the order of the samples", "shuffled"),
-    "level rate": ("a learning rate that falls too early", "with a constant learning rate"),
-    "unfrozen": ("frozen parameters", "with all of them trained"),
-    "without suspect labels": ("wrong labels", "without the samples whose label the model contradicts"),
-    "rescaled": ("the size of the initial weights", "with each layer's output scaled to size one"),
-    "normalized": ("the size of the activations", "with each layer's output normalized"),
-    "relu": ("saturating activations", "with ReLU in their place"),
-    "clip": ("single large gradients", "with their norm clipped at 1"),
-    "factor 1": ("a small constant factor", "without the constant factor"),
-    "lr/": ("a learning rate that is too high", "with the rate divided by {factor}"),
-    "lr*": ("a learning rate that is too low", "with the rate multiplied by {factor}"),
-    "no penalty": ("a penalty on the weights", "without it"),
-    "no weight decay": ("weight decay", "without it"),
-    "less dropout": ("dropout", "with 0.1 at most"),
-    "exchanged labels": ("labels of pairs the wrong way round", "with the labels exchanged"),
-    "matched": ("targets in no order", "against the targets in the order that is nearest"),
-    "scores*100": ("scores that stay small", "with scores a hundred times as large"),
-    "scores*10": ("scores that stay small", "with scores ten times as large"),
-    "weaker term": ("a term that outweighs the others", "with a hundredth of its gradient"),
-    "standardized": ("inputs that are off scale", "with inputs of mean 0 and deviation 1"),
-    "reference": ("a model that is too simple", "with a network of two hidden layers of 128 units"),
-}
-"""By the beginnings of their names, the cause that an experiment would cure and how it was tried, in a sentence."""
-OTHER_CLASS = Fix("Add samples of another class, such as pairs that nobody chose.", "label = torch.zeros(len(drawn))")
-PRINT_LOSS_INPUTS = Fix(
-    "Print what goes into the loss.",
-    "outputs, targets = model(batch[0]), batch[1]\n"
-    "print(outputs.shape, outputs.min(), outputs.max(), targets.unique())",
-)
-
-
-def finding(
-    slug: str,
-    title: str,
-    names: Iterable[str],
-    fixes: Iterable[Fix],
-    *,
-    run: TrainingRunFacts | None = None,
-    place: Where | None = None,
-    module: str | None = None,
-    phase: str | None = None,
-    step: int | None = None,
-    chain: Iterable[str] = (),
-    evidence: Mapping[str, Any] | None = None,
-) -> Finding:
-    """names: the modules, parameters, functions or arguments to blame, the most telling first. module: the one at which
-    it is, where the place does not tell; with a run, the first of the names that is a module in it. Evidence that is
-    None is left out."""
-    names = [name for name in dict.fromkeys(names) if name]
-    place = place or Where()
-    if run is not None:
-        known = _modules(run)
-        module = next((name for name in names if name in known), None)
-    where = dataclasses.replace(
-        place, module=place.module or module, phase=phase or place.phase, step=place.step if step is None else step
-    )
-    rows = {name: value for name, value in (evidence or {}).items() if value is not None}
-    return Finding(
-        f"training/{slug}", title, where, {"where": names, **rows}, tuple(fixes), tuple(Link(text) for text in chain)
-    )
-
-
-def wrong_call(static: StaticFacts, kind: str, slug: str, title: str, names: Iterable[str], fix: Fix) -> Finding | None:
-    """Of a call that can't be meant, the first of its kind. title: with places for op, line and sizes."""
-    call = next((c for c in static.wrong_calls if c.kind == kind), None)
-    if call is None:
-        return None
-    said = title.format(*call.sizes, op=call.op, line=at_line(call.where), sizes=shape(call.sizes))
-    return finding(slug, said, [call.where.module or "", *names, call.op], [fix], place=call.where)
-
-
-def inverted_mask(cut: DetachedAt) -> Finding:
-    names = list(cut.parameters)
-    code, hides = ("mask = ~mask", "") if cut.op == "mask" else (f"{cut.op} = ~mask", ": True hides")
-    return finding(
-        "inverted-mask",
-        f"The padding mask is the wrong way round{at_line(cut.where)}: {listed(names)} sees the padding alone, and no "
-        "token",
-        [*names, cut.op, "forward"],
-        [Fix(f"Invert the mask{hides}.", code)],
-        place=cut.where,
-    )
-
-
-def wrong_weights(static: StaticFacts) -> Finding | None:
-    """Of factors of the samples' losses that don't reach each its own."""
-    names = ["loss_fn", "weights"]
-    title = "`{op}` multiplies a loss that is a mean already by weights of shape {sizes}{line}: they have no effect"
-    fix = Fix("Keep the losses of the samples apart.", 'F.cross_entropy(out, y, reduction="none") * weights')
-    if found := wrong_call(static, "weighted mean", "wrong-loss-shape", title, names, fix):
-        return found
-    title = "`{op}` of shapes [{0}, 1] and [{0}] gives [{0}, {0}]{line}: the loss multiplies each sample's term by the "
-    title += "numbers of all {0} samples, and not by its own alone"
-    fix = Fix("Drop the dimension of size 1 of the operand that has it.", "operand.squeeze(-1)")
-    return wrong_call(static, "all with all", "wrong-loss-shape", title, names, fix)
-
-
-def _modules(run: TrainingRunFacts) -> set[str]:
-    """The names by which a run knows modules and frozen parameters."""
-    return (
-        {layer.name for layer in run.layers}
-        | {mode.module for mode in run.modes}
-        | {parameter.name for parameter in run.frozen}
-        | {name for units in (*run.start_units, *run.end_units) for name in (units.layer, units.module)}
-        | {call.module for call in run.layer_calls}
-    )
-
-
-REREAD = {
-    "written": "Reading a sample changes it: the dataset writes in place into what it holds, once more in each pass",
-    "shared": "The rows of a batch are one and the same, whatever their labels: the dataset writes each sample into "
-    "one tensor, and gives that",
-}
-"""By what reading samples again has shown."""
-
-
-def resized_masks() -> Finding:
-    title = "Masks were resized by averages of class numbers: at borders lie pixels of a class between the two"
-    fix = Fix("Resize masks by the nearest pixel.", 'F.interpolate(mask, size=size, mode="nearest")')
-    return finding("label-noise", title, ["mask", "interpolate", "dataset", "train_loader"], [fix])
-
-
-def unseen_labels(labels: Labels) -> Finding:
-    names, samples = list(labels.unseen), sum(labels.unseen.values())
-    return finding(
-        "preprocessing-mismatch",
-        f"{count(samples, 'validation sample')} have labels that training does not have: {listed(names)}. "
-        "The set was split in the order in which it lies, or by its classes",
-        ["val_loader", "train_loader", "labels", "random_split"],
-        [
-            Fix(
-                "Deal the samples before you split them.",
-                "train, val = torch.utils.data.random_split(dataset, [0.8, 0.2])",
-            )
-        ],
-        evidence={"labels": list(labels.counts)[:20], "only in validation": names[:20]},
-    )
-
-
-def drawn_anew(run: TrainingRunFacts) -> Finding | None:
-    """New weights in each pass. In a study of several trainings each has passes of its own, and an optimizer."""
-    gaps = {b - a for a, b in itertools.pairwise((0, *run.drawn_anew))}
-    if len(run.drawn_anew) < 2 or len(gaps) != 1 or gaps != {run.batches_per_pass} or run.passes < 3:
-        return None
-    return finding(
-        "weights-not-restored",
-        f"Each pass begins with new weights ({count(len(run.drawn_anew), 'time')}, first at step {run.drawn_anew[0]}), "
-        "which have nothing of those that the step before had left, and all that was learned is lost",
-        ["init", "apply", *run.stale.functions],
-        [Fix("Draw the weights once, before the loop.", "model.apply(init)  # before the loop over passes")],
-        run=run,
-        step=run.drawn_anew[0],
-        place=run.places.get("training"),
-        evidence={"steps with new weights": list(run.drawn_anew[:20])},
-    )
-
-
-def tested_fix(title: str, code: str, experiment: Experiment | None, by: float = BETTER) -> Fix:
-    """A suggestion with the losses of its experiment, where there was one. by: what counts as help."""
-    if experiment is None:
-        return Fix(title, code, None, {"why not": NOT_REPEATED})
-    after: dict[str, Any] = {"loss as it is": experiment.end_as_is, "loss in the experiment": experiment.end_changed}
-    after = {key: value if math.isfinite(value) else "not finite" for key, value in after.items()}
-    if experiment.changed:
-        after["steps"] = len(experiment.changed)
-    if experiment.val_as_is is not None and experiment.val_changed is not None:
-        validation = {
-            "validation as it is": experiment.val_as_is,
-            "validation in the experiment": experiment.val_changed,
-        }
-        after |= {key: value for key, value in validation.items() if math.isfinite(value)}
-    no_help = "" if helps(experiment, by) else ", which does not help"
-    return suggestion(title, code, in_words(experiment.what) + no_help, after)
-
-
-def never_unscaled(run: TrainingRunFacts, scaler: ScalerFact) -> Finding | None:
-    """precision/unscale-order, with what the experiment shows."""
-    if not scaler.carried:
-        return None
-    found = carried_scale(scaler.carried, scaler.norm_before, scaler.scale)
-    fix = tested_fix(found.fixes[0].title, found.fixes[0].code, run.experiments.get("unscaled first"))
-    place = run.places.get("optimizer", found.where)
-    return dataclasses.replace(found, where=dataclasses.replace(place, phase="optimizer"), fixes=(fix,))
-
-
-def suggestion(title: str, code: str, experiment: str, numbers: Mapping[str, Any]) -> Fix:
-    """A fix whose text was not run: what was, in words ("with gradients cleared"), and what was seen there."""
-    return Fix(title, code, None, {EXPERIMENT: experiment, **numbers})
-
-
-def in_words(experiment: str, batch: str = "its batch") -> str:
-    """How an experiment of this name was made: "with the learning rate divided by 10"."""
-    how = next((how for start, (_, how) in CURES.items() if experiment.startswith(start)), "with one thing changed")
-    return how.format(factor=experiment[3:], batch=batch)
-
-
-def submodule(name: str) -> str:
-    """The code of a part of the model; "" is the model."""
-    if all(key.isidentifier() for key in name.split(".")) or not name:
-        return f"model.{name}".rstrip(".")
-    return f"model.get_submodule({name!r})"
-
-
-def tensor_of(numbers: Iterable[str]) -> str:
-    """The code of a tensor of these numbers."""
-    return f"torch.tensor([{', '.join(numbers)}])"
-
-
-def pos_weight(weights: Sequence[str]) -> str:
-    """What stands for the weights of 0 and 1 in a binary cross entropy."""
-    return f"{float(weights[1]) / float(weights[0]):.3g}"
-
-
-def confused(held_out: HeldOut) -> dict[str, list[str] | None]:
-    """What is commonly predicted in a label's place, as evidence."""
-    pairs = [f"{label} → {prediction}: {times}" for label, prediction, times in held_out.confusions]
-    return {"commonest (label → prediction)": pairs or None}
-
-
-def at_line(where: Where) -> str:
-    """ " (train.py, line 31)", or "" where the line is not known."""
-    return f" ({where.place})" if where.place else ""
-
-
-def shape(sizes: Iterable[int]) -> str:
-    """(64, 1) as "[64, 1]", as torch prints it."""
-    return str(list(sizes))
-
-
-def without_call(text: str | None, op: str) -> str:
-    """A line of the user's without one call: "x.softmax(1)" becomes "x", "F.softmax(x, dim=1)" becomes "x"; "" where
-    that can't be told from the text."""
-    match = re.search(rf"(?P<owner>[\w.\])]*?)\.?\b{re.escape(op)}(?P<open>\()?", text or "")
-    if match is None or text is None:
-        return ""
-    owner, end = match["owner"], match.end()
-    if match["open"] is None:
-        return text[: match.start()] + owner + text[end:] if op == "data" else ""
-    close = _end(text[end:], ")")
-    if close is None:
-        return ""
-    inner, rest = text[end : end + close], text[end + close + 1 :]
-    if owner in ("", "F", "torch", "nn.functional", "torch.nn.functional", "functional"):
-        return text[: match.start()] + inner[: _end(inner, ",")].strip() + rest
-    if owner == "self":
-        return ""  # a module of that name
-    return text[: match.start()] + owner + rest
-
-
-def _end(text: str, mark: str) -> int | None:
-    """Where a mark stands first outside of brackets that open in this text; None where it never does."""
-    depth = 0
-    for i, character in enumerate(text):
-        if depth == 0 and character == mark:
-            return i
-        depth += (character in "([{") - (character in ")]}")
-    return None
-
-
-def feature_name(feature: TellingFeature) -> str:
-    """A feature of the inputs, at the start of a sentence."""
-    if feature.kind == "number":
-        return f"Number {feature.which} of the flattened input"
-    return (
-        f"{feature.kind.capitalize()} {feature.which} of the inputs{' (whether it occurs)' * (feature.kind == 'token')}"
-    )
+def best_of(run: TrainingRunFacts, kind: str) -> tuple[str, Experiment] | None:
+    """The experiment of this kind that ends lowest."""
+    finite = [(n, e) for n, e in run.experiments.items() if n.startswith(kind) and math.isfinite(e.end_changed)]
+    return min(finite, key=lambda pair: pair[1].end_changed) if finite else None
