@@ -23,10 +23,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.interrupts import Rescue, uninterrupted
 from nbdebug.observe.locations import StackLines, locate
-from nbdebug.observe.step_hooks import StepHook
+from nbdebug.observe.step_hooks import Patches, StepHook
 
 UNCHANGED = 0.01
 """Relative difference of the norms of gradients that nobody has written to in between: far above rounding's."""
+CLIPS = 20
+"""Calls of clipping whose norm is read: reading it waits for the device."""
 
 
 class Backward(NamedTuple):
@@ -252,6 +254,31 @@ class CarriedScale:
         itself = getattr(optimizer, "grad_scale", None) is not None  # a fused one divides by the scale as it steps
         if 0 < left < math.inf and scale != 1 and not itself and abs(norm_of(optimizer) / left - 1) < UNCHANGED:
             self.steps.append((left, scale))
+
+
+class ClipWatch:
+    """Calls of torch's clipping by norm while attached, from wherever it was imported. calls: of the first of them, the
+    limit, the norm that was there, and the user's line."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, float, Any]] = []
+        self._patches = Patches()
+
+    def attach(self) -> None:
+        self._patches.put_loaded([("torch.nn.utils.clip_grad", "_clip_grads_with_norm_")], self._clipping)
+
+    def detach(self) -> None:
+        self._patches.undo()
+
+    @property
+    def without_gradients(self) -> tuple[float, Any] | None:
+        """Limit and line, where none of the first calls has found a gradient."""
+        return None if len(self.calls) < CLIPS or any(norm for _, norm, _ in self.calls) else self.calls[0][::2]
+
+    def _clipping(self, original: Any, parameters: Any, limit: Any, norm: Any, *more: Any, **named: Any) -> Any:
+        if len(self.calls) < CLIPS:
+            self.calls.append((float(limit), float(norm), locate().site))
+        return original(parameters, limit, norm, *more, **named)
 
 
 def input_nodes(node: Any) -> list[Any]:

@@ -287,7 +287,8 @@ class TrainingRunFacts:
     """What one run of the loop showed. Fields that could not be measured keep their defaults; `unchecked` says why.
     step_numbers: what the callback was given, loss by loss; others_step: an optimizer of another model steps; moved:
     the loop has changed the model's parameters (True, too, where an optimizer steps); unused: see UpdateWatch; idle,
-    starved: optimizers that never step, or never find a gradient; loss_from: the expression of the loop that is taken
+    starved: optimizers that never step, or never find a gradient; unclipped: the limit and the line of clipping that
+    finds no gradient in its first calls; loss_from: the expression of the loop that is taken
     for the loss, and its line; reward: of a policy gradient, whose loss is no measure, the variable with what a step
     brought ("": none) and its course; reward_slope: the correlation of rewards with what the loss multiplies
     log-probabilities by (0: these are all alike); trains_critic: see loop_frames.py; follows: a model that gives
@@ -317,6 +318,7 @@ class TrainingRunFacts:
     unused: int = 0
     idle: tuple[str, ...] = ()
     starved: tuple[str, ...] = ()
+    unclipped: tuple[float, Where] | None = None
     passes: int = 0
     seconds: float = 0.0
     optimizer: str = ""

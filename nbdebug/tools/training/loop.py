@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from nbdebug.observe.backward import Backward, CarriedScale, EngineWatch, OptimizerWatch, graph_nodes
+from nbdebug.observe.backward import Backward, CarriedScale, ClipWatch, EngineWatch, OptimizerWatch, graph_nodes
 from nbdebug.observe.locations import USER, kind_of
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.step_hooks import Patches, StepHook, exchanged
@@ -264,7 +264,7 @@ class UpdateWatch:
         self.waiting = [0, 0]
         self.measured: dict[str, list[tuple[float, float, float]]] = {}
         self.scaling: list[tuple[float, float, float]] = []
-        self.carried = CarriedScale()
+        self.carried, self.clips = CarriedScale(), ClipWatch()
         self.scalers: list[Snapshot] = []
         self._uncleared: dict[int, set[int]] = {}  # optimizer -> parameters not cleared since its last step
         self._filled: set[int] = set()  # optimizers for which the last backward left a gradient
@@ -282,15 +282,15 @@ class UpdateWatch:
         self._patches = Patches()
 
     def attach(self) -> None:
-        self._engine.attach()
-        self._steps.attach()
+        for watch in (self._engine, self._steps, self.clips):
+            watch.attach()
         kind = torch.amp.GradScaler
         for name, note in (("unscale_", self._unscales), ("scale", self._scales)):
             self._patches.set(kind, name, preceded(getattr(kind, name), note))
 
     def detach(self) -> None:
-        self._engine.detach()
-        self._steps.detach()
+        for watch in (self._engine, self._steps, self.clips):
+            watch.detach()
         self._patches.undo()
 
     def _backward_begins(self, call: Backward) -> None:

@@ -353,7 +353,7 @@ def _failed_evaluations(run: LoopRun) -> Iterator[str]:
 
 def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> TrainingRunFacts:
     """What the watched run showed. order: the layers in the order of the forward pass."""
-    modes, updates = run.modes, run.updates
+    modes, updates, clip = run.modes, run.updates, run.updates.clips.without_gradients
     sites = {**modes.sites, "backward": updates.backward_site, "optimizer": updates.step_site}
     return TrainingRunFacts(
         losses=tuple(run.losses),
@@ -373,6 +373,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         drawn_anew=tuple(run.set_back.anew) if len(run.stepping) == 1 else (),
         idle=tuple(_idle(run)),
         starved=tuple(_starved(run)),
+        unclipped=None if clip is None else (clip[0], at_site(Where(), clip[1])),
         passes=run.reading.passes,
         seconds=run.seconds,
         optimizer=" and ".join(type(o).__name__ for o in arguments.optimizers),

@@ -17,11 +17,12 @@ import operator
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
 from torch import nn
+from torch._C import DisableTorchFunction
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from torch.utils.data import DataLoader, default_collate
 
@@ -46,7 +47,7 @@ from nbdebug.tools.training.evaluate import (
     targets_of,
 )
 from nbdebug.tools.training.facts import OverEnds, PairedAnew
-from nbdebug.tools.training.one_step import VIEWS, Calls, OpCall, calls_for, record
+from nbdebug.tools.training.one_step import VIEWS, Calls, Dependence, OpCall, calls_for, record
 from nbdebug.tools.training.outputs import LOSSES, MASKED, outputs_and_targets
 from nbdebug.tools.training.signals import tensors_at
 from nbdebug.tools.training.static_facts import ORDER, BatchMixing, MixedSamples, SeesAhead, Twins, WrongCall
@@ -73,8 +74,9 @@ no sample had before (they are computed or drawn, not exchanged); standard error
 MIXTURES, FIRST_MIXTURES, LITTLE, MOST_OF_IT = 16, 3, 0.02, 0.6
 """Mixtures that are looked at, and after how many without one no more are; a share that is none; a share that is most:
 a target that goes with less of a sample than that is another one's, whatever a published augmentation leaves out."""
-MOST_TARGETS, ENDS_SEEN, TOLD = 48, 8, 0.95
-"""Batches whose targets are taken apart, ends among them, and how often a value has to tell an end from no end."""
+MOST_TARGETS, ENDS_SEEN, TOLD, MOST_COLUMNS = 48, 8, 0.95, 62
+"""Batches whose targets are taken apart, ends among them, how often a value has to tell an end from no end, and columns
+of a table."""
 COMPARED, MOST_KEYS = 256, 128
 """Numbers of a row that tell it from others; keys of a batch that are compared with each other."""
 LEAST_SAMPLES, MOST_SAMPLES, CHUNK, SECONDS = 100, 5000, 64, 3.0
@@ -705,7 +707,7 @@ def over_ends(
     columns, rewards, added = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
     place = Where()
     for batch, flags in zip(batches[:MOST_TARGETS], named):
-        calls = calls_for(model, batch)
+        calls = _ColumnCalls(model, batch)
         with deterministic(model), preserve_rng(loss_fn), torch.enable_grad():
             record(calls, loss_fn, batch)
         found = _following(calls)
@@ -717,7 +719,7 @@ def over_ends(
         own = calls.dependence(reward).leaves
         used = (t for c in calls.calls if c.op not in VIEWS for t in c.inputs if t.numel() == rows)
         patterns = {_pattern(t) for t in used if calls.dependence(t).leaves & ~own or not calls.dependence(t).leaves}
-        beside = {f"batch[{i}]": t for i, t in enumerate(output_tensors(batch)) if not own >> i & 1}
+        beside = {f"batch[{i}]": t for i, t in enumerate(calls.columns) if not own >> i & 1}
         known = {n: t for n, t in (dict(flags) | beside).items() if t.numel() == rows and _pattern(t) not in patterns}
         for name in list(marks) or known:
             if name not in known:
@@ -741,6 +743,40 @@ def over_ends(
             name = "" if name.startswith("batch[") else name
             return OverEnds(name, int(ends.sum()), len(ends), float(values[ends].mean()), place)
     return None
+
+
+class _ColumnCalls(Calls):
+    """A batch that is one table counts as its columns, each a leaf of its own; parameters of models that are not trained
+    count, too. columns: the leaves."""
+
+    def __init__(self, model: nn.Module, batch: Any) -> None:
+        leaves = output_tensors(batch)
+        table = leaves[0] if len(leaves) == 1 and leaves[0].dim() == 2 and leaves[0].shape[1] <= MOST_COLUMNS else None
+        self.columns = leaves if table is None else [*table.T]
+        super().__init__(model, model.named_parameters(), leaves)
+        self._held = (
+            {} if table is None else {id(table): torch.arange(table.shape[1], device="cpu").expand(table.shape)}
+        )
+        for leaf in leaves if table is not None else ():
+            self.dependences[id(leaf)] = Dependence(leaves=(1 << len(self.columns)) - 1)
+
+    def _masks(self, inputs: Iterable[torch.Tensor]) -> tuple[int, int]:
+        for tensor in inputs:
+            if isinstance(tensor, nn.Parameter):
+                self._adopt("", tensor)
+        return super()._masks(inputs)
+
+    def _propagate(self, call: OpCall) -> None:
+        super()._propagate(call)
+        held = self._held.get(id(call.inputs[0])) if call.op in VIEWS and len(call.inputs) == 1 else None
+        if held is None:
+            return
+        with DisableTorchFunction():
+            parts = output_tensors(getattr(torch.Tensor, call.op)(held, *call.args[1:], **call.kwargs))
+        for tensor, part in zip(call.outputs, parts):
+            mask = sum(1 << i for i in part.unique().tolist())
+            self.dependences[id(tensor)] = dataclasses.replace(self.dependences[id(tensor)], leaves=mask)
+            self._held[id(tensor)] = part
 
 
 def _following(calls: Calls) -> tuple[OpCall, torch.Tensor, torch.Tensor] | None:

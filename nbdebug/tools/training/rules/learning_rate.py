@@ -6,11 +6,11 @@ import math
 import statistics
 
 from nbdebug.registry import rule
-from nbdebug.report import Finding, Fix
+from nbdebug.report import Finding, Fix, Where
 from nbdebug.text import count, figures, percent
 from nbdebug.tools.training.facts import TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.findings import finding, tested_fix
+from nbdebug.tools.training.rules.findings import at_line, finding, tested_fix
 from nbdebug.tools.training.static_facts import LossCall
 
 SMALL_CLIP = 0.05
@@ -282,6 +282,8 @@ def loss_spike(facts: TrainingFacts) -> Finding | None:
 )
 def exploding_gradients(facts: TrainingFacts) -> Finding | None:
     run = facts.run
+    if run is not None and run.unclipped is not None:
+        return _clipped_too_early(run, *run.unclipped)
     if run is None or not signs.explodes(run):
         return None
     back, forth = signs.gradient_growth(run), signs.activation_growth(run)
@@ -324,4 +326,27 @@ def exploding_gradients(facts: TrainingFacts) -> Finding | None:
             "growth of gradients": back[0],
             "growth of activations": forth[0],
         },
+    )
+
+
+def _clipped_too_early(run: TrainingRunFacts, limit: float, place: Where) -> Finding | None:
+    """Clipping before backward, where larger gradients than its limit came to the optimizer."""
+    norms = signs.finite(run.gradient_norms)
+    above = sum(norm > limit for norm in norms)
+    if not above:
+        return None
+    return finding(
+        "exploding-gradients",
+        f"Gradients are clipped before `backward()`, when there are none{at_line(place)}: {count(above, 'step')} of "
+        f"{len(norms):,} had a norm above the limit of {limit:g}, the largest {figures(max(norms))}",
+        ["clip_grad_norm_", *run.stale.functions],
+        [
+            Fix(
+                "Clip between backward and step.",
+                f"loss.backward()\ntorch.nn.utils.clip_grad_norm_(model.parameters(), {limit:g})\noptimizer.step()",
+            )
+        ],
+        run=run,
+        place=place,
+        evidence={"limit": limit, "norm when it is clipped": 0.0, "largest gradient norm": max(norms)},
     )
