@@ -739,7 +739,8 @@ times the targets bring it below that of the targets themselves by more than the
 
 def scores_for_shares(model: nn.Module, loss_fn: LossFn, batch: Any) -> ScoresForShares | None:
     """Where outputs beyond 0 to 1 go into a loss of overlaps with masks, which these reward the more the larger they
-    are. Other terms of the loss, by functions of torch's, are left out."""
+    are; and where it is the overlap itself that is minimized. Other terms of the loss, by functions of torch's, are
+    left out."""
     target, outputs = targets_of(batch), list[torch.Tensor]()
     if target is None:
         return None
@@ -753,19 +754,26 @@ def scores_for_shares(model: nn.Module, loss_fn: LossFn, batch: Any) -> ScoresFo
         if out.dim() == target.dim() + 1 and not target.is_floating_point() and int(target.max()) < out.shape[1]:
             target = nn.functional.one_hot(target.long().clamp_min(0), out.shape[1]).movedim(-1, 1)
         low, high = float(out.min()), float(out.max())
-        known = target.numel() == out.numel() and bool(((target == 0) | (target == 1)).all()) and target.sum() > 0
-        if not known or low > -SAME_END and high < 1 + SAME_END:
+        if target.numel() != out.numel() or not bool(((target == 0) | (target == 1)).all()) or not target.sum() > 0:
             return None
         mask = target.reshape(out.shape).to(out)
+        answers = mask, 1 - mask, 10 * mask, torch.zeros_like(mask), torch.ones_like(mask)
         alone = OtherCalls(lambda name, _, args, kwargs: args[0].sum() * 0 if name in LOSSES and args else None)
-        with alone:
-            right, wrong, beyond = (_loss_of(model, loss_fn, batch, o) for o in (mask, 1 - mask, 10 * mask))
+        with alone:  # as shares, and as scores of which a sigmoid makes such
+            shares = [_loss_of(model, loss_fn, batch, o) for o in answers]
+            scores = [_loss_of(model, loss_fn, batch, 40 * o - 20) for o in answers]
+    right, wrong, beyond, *_ = shares
+    first = next((c for c in calls.calls if not c.inside and any(t is out for t in c.inputs)), None)
+    where = Where(phase="forward") if first is None else first.where
+    for right_, wrong_, _, *constant in (shares, scores):
+        falls = OVERLAP[0] < right_ - wrong_ < OVERLAP[1] and float(mask.mean()) < MOST_ELEMENTS
+        if falls and min(constant) < wrong_ + 0.05:  # a loss of the opposite mask is not served by a constant
+            return ScoresForShares(low, high, (right_, wrong_, min(constant)), where, reversed=True)
     rise = wrong - right
-    perfect = min(abs(right), abs(right + rise)) < 0.02
+    perfect = min(abs(right), abs(right + rise)) < 0.02 and (low < -SAME_END or high > 1 + SAME_END)
     if not (OVERLAP[0] < rise < OVERLAP[1] and perfect and beyond < right - BEYOND):
         return None
-    first = next((c for c in calls.calls if not c.inside and any(t is out for t in c.inputs)), None)
-    return ScoresForShares(low, high, (right, wrong, beyond), Where(phase="forward") if first is None else first.where)
+    return ScoresForShares(low, high, (right, wrong, beyond), where)
 
 
 def _loss_of(model: nn.Module, loss_fn: LossFn, batch: Any, out: torch.Tensor) -> float:

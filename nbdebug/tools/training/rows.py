@@ -746,8 +746,8 @@ def over_ends(
 
 
 class _ColumnCalls(Calls):
-    """A batch that is one table counts as its columns, each a leaf of its own; parameters of models that are not trained
-    count, too. columns: the leaves."""
+    """A batch that is one table counts as its columns, each a leaf of its own; so do parameters of models that are not
+    trained. columns: the leaves."""
 
     def __init__(self, model: nn.Module, batch: Any) -> None:
         leaves = output_tensors(batch)

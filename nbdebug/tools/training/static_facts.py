@@ -157,12 +157,14 @@ class Broadcast:
 @dataclasses.dataclass(frozen=True)
 class ScoresForShares:
     """A loss of overlaps (Dice, IoU) that expects outputs of 0 to 1, and gets others. low, high: their range; losses:
-    where the outputs are the targets, the opposite of the targets, and ten times the targets."""
+    where the outputs are the targets, the opposite of the targets, and ten times the targets. reversed: it is the
+    overlap itself; the last of the losses is then that of a constant."""
 
     low: float
     high: float
     losses: tuple[float, float, float]
     where: Where
+    reversed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,6 +45,7 @@ ORDER = (
     "missing-log-softmax",
     "wrong-output-activation",
     "inverted-mask",
+    "loss-sign",
     "batch-mixing",
     "wrong-softmax-dim",
     "frozen-parameters",

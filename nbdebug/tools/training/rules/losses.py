@@ -170,7 +170,7 @@ def wrong_loss_shape(facts: TrainingFacts) -> Finding | None:
 )
 def wrong_output_activation(facts: TrainingFacts) -> Finding | None:
     raw = facts.static.scores_for_shares
-    if raw is not None:
+    if raw is not None and not raw.reversed:
         right, wrong, beyond = map(figures, raw.losses)
         return finding(
             "wrong-output-activation",
@@ -280,3 +280,30 @@ def _wrong_weights(static: StaticFacts) -> Finding | None:
     title += "numbers of all {0} samples, and not by its own alone"
     fix = Fix("Drop the dimension of size 1 of the operand that has it.", "operand.squeeze(-1)")
     return wrong_call(static, "all with all", "wrong-loss-shape", title, names, fix)
+
+
+@rule(
+    code="training/loss-sign",
+    title="What ought to grow is minimized.",
+    symptom="The loss falls fast and smoothly to nearly zero, and the predicted masks are all but the targets.",
+    cause="The optimizer makes the loss as small as it can. An overlap (Dice, IoU) is 1 where output and target agree: "
+    "minimized itself, it teaches the model to miss the target.",
+    confirm="Give the loss the targets in place of the outputs, and then their opposite: the targets must give less.",
+    fix="Minimize one minus the overlap.",
+    reference="https://arxiv.org/abs/1606.04797",
+)
+def loss_sign(facts: TrainingFacts) -> Finding | None:
+    turned = facts.static.scores_for_shares
+    if turned is None or not turned.reversed:
+        return None
+    right, wrong, constant = map(figures, turned.losses)
+    return finding(
+        "loss-sign",
+        f"The loss is lowest where the outputs miss the targets{at_line(turned.where)}: outputs that equal the targets "
+        f"give {right}, their opposite {wrong}, one answer everywhere {constant}",
+        ["loss_fn", "forward"],
+        [Fix("Minimize one minus the overlap.", "loss = 1 - overlap")],
+        run=facts.run,
+        place=turned.where,
+        evidence={"loss of the targets": turned.losses[0], "of their opposite": turned.losses[1]},
+    )
