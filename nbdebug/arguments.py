@@ -12,6 +12,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 from nbdebug.text import listed, module_name
@@ -278,3 +279,12 @@ def unwrapped(thing: Any) -> Any:
     from nbdebug.trainers import bare
 
     return bare(thing)
+
+
+def running_trainer(frame: FrameType | None) -> str:
+    """The package whose trainer runs the loop: "transformers" or "lightning"; "" for a loop of the user's own."""
+    while frame is not None:
+        if (name := frame.f_globals.get("__name__", "")).startswith(TRAINERS):
+            return "lightning" if "lightning" in name else "transformers"
+        frame = frame.f_back
+    return ""

@@ -223,3 +223,102 @@ def test_a_trainer_s_own_train_is_a_loop(tmp_path: pathlib.Path) -> None:
     assert report.verdict == "healthy" and report.steps == 24
     assert not any("optimizer" in text for text in report.unchecked), "it has stepped, and was watched"
     assert nbdebug.preflight(trainer.train).verdict == "healthy"
+
+
+@pytest.mark.skipif(not loops.available("transformers"), reason="needs transformers")
+@pytest.mark.parametrize(
+    ("rate", "epochs", "code", "told"),
+    [
+        (50.0, 4, "training/lr-too-high", "TrainingArguments(..., learning_rate=0.5)"),
+        (0.01, 20, "training/overfit", "EarlyStoppingCallback(early_stopping_patience=3)"),
+    ],
+)
+def test_what_a_trainer_needs_is_told_in_its_own_arguments(
+    tmp_path: pathlib.Path, rate: float, epochs: int, code: str, told: str
+) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(20, 128), nn.ReLU(), nn.Linear(128, 3))
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = self.layers(x)
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    torch.manual_seed(0)
+    x = torch.randn(128, 20)
+    labels = (x[:, :3] + 1.5 * torch.randn(128, 3)).argmax(1)
+    rows = [{"x": row, "labels": label} for row, label in zip(x, labels, strict=True)]
+    options = {"lr_scheduler_type": "constant", "max_grad_norm": 0, "report_to": [], "disable_tqdm": True}
+    arguments = TrainingArguments(
+        str(tmp_path),
+        learning_rate=rate,
+        num_train_epochs=epochs,
+        optim="sgd" if rate > 1 else "adamw_torch",
+        use_cpu=True,
+        **options,
+    )
+    trainer = Trainer(Net(), arguments, train_dataset=rows[:64], eval_dataset=rows[64:])
+    report = nbdebug.diagnose(trainer.train, progress=False)
+    assert report.findings[0].code == code
+    assert told in report.findings[0].fixes[0].code
+
+
+@pytest.mark.skipif(not loops.available("Lightning"), reason="needs Lightning")
+def test_lightning_s_passes_are_counted_though_it_stops_at_the_last_batch() -> None:
+    """It never asks for one batch more: all passes were taken for one, and its repeated samples for unseen ones."""
+    import pytorch_lightning as pl
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Net(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(20, 128), nn.ReLU(), nn.Linear(128, 3))
+
+        def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], index: int) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
+
+        def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], index: int) -> None:
+            self.log("val_loss", self.training_step(batch, index))
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), 0.01)
+
+    torch.manual_seed(0)
+    x = torch.randn(128, 20)
+    labels = (x[:, :3] + 1.5 * torch.randn(128, 3)).argmax(1)
+    train = DataLoader(TensorDataset(x[:64], labels[:64]), 8, shuffle=True)
+    val = DataLoader(TensorDataset(x[64:], labels[64:]), 32)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = pl.Trainer(max_epochs=20, enable_model_summary=False, accelerator="cpu", **quiet)
+    model = Net()
+    report = nbdebug.diagnose(lambda: trainer.fit(model, train, val), progress=False)
+    assert [finding.code for finding in report.findings] == ["training/overfit"]
+    assert 'EarlyStopping("val_loss")' in report.findings[0].fixes[0].code
+
+
+def test_samples_that_a_loop_reads_again_are_none_that_it_has_not_seen() -> None:
+    """A loop that leaves each pass early: no pass is whole, and the halves of an experiment must not share samples."""
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    x = torch.randn(128, 20)
+    labels = (x[:, :3] + 1.5 * torch.randn(128, 3)).argmax(1)
+    train = DataLoader(TensorDataset(x[:64], labels[:64]), 8, shuffle=True)
+    val = DataLoader(TensorDataset(x[64:], labels[64:]), 32)
+    net = nn.Sequential(nn.Linear(20, 128), nn.ReLU(), nn.Linear(128, 3))
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+
+    def loop() -> None:
+        for _ in range(23):
+            for index, (rows, answers) in enumerate(train):
+                if index == 5:
+                    break
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(net(rows), answers).backward()
+                optimizer.step()
+
+    report = nbdebug.diagnose(loop, model=net, train_loader=train, val_loader=val, progress=False)
+    assert [finding.code for finding in report.findings] == ["training/overfit"]

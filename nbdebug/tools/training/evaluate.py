@@ -205,6 +205,7 @@ class LoaderWatch:
         self.previous: Any = None
         self.per_pass: int | None = None
         self.validated_at: list[int] | None = None
+        self._whole: int | None = None
         self._open: list[Any] = []
         self._patched: list[tuple[type, Callable[[], None]]] = []
 
@@ -261,11 +262,15 @@ class LoaderWatch:
     def _begin(self, loader: Any, of_train: bool) -> None:
         self._open.append(loader)
         self.passes += of_train
+        with contextlib.suppress(Exception):  # the loader's own
+            self._whole = len(loader) if of_train else self._whole
         if self.validated_at is not None and not of_train and is_loader(loader, self.val):
             self.validated_at.append(self.read)
 
     def _note(self, batch: Any, count: int, draw: Callable[[], None] | None = None) -> None:
         self.stopped_at = count
+        if count == self._whole:  # a trainer that knows how many there are does not ask for one more
+            self.per_pass, self.stopped_at = count, None
         self.take(batch, draw, own=False)
 
 

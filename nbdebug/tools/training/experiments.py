@@ -49,6 +49,7 @@ from nbdebug.tools.training.evaluate import (
 from nbdebug.tools.training.facts import Experiment, HeldOut, SmallFactor, TrainingRunFacts
 from nbdebug.tools.training.one_step import calls_for, own_functions, record
 from nbdebug.tools.training.retrain import RetrainChange, Retrainer, RetrainResult
+from nbdebug.tools.training.rows import row_keys
 from nbdebug.tools.training.rules import signs
 
 RATES = (("lr/10", 0.1), ("lr/100", 0.01), ("lr/1000", 0.001))
@@ -443,7 +444,7 @@ def held_out(
     start, best = run.evaluations[0], signs.best_validation(run)
     batches: list[Any] | None = [*_until(retrainer.batches[: run.batches_per_pass], MOST_SAMPLES)]
     with contextlib.suppress(*([RuntimeError, TypeError] if alone else [])):  # padded to lengths of their own
-        batches = shuffled(batches or [])
+        batches = _once(shuffled(batches or []))
     if batches is None or len(batches) < 4 or not alone and (best is None or best.val is None or start.val is None):
         return None
     one_batch = batches[0], len(tensors_in(batches[0])[0])
@@ -489,6 +490,19 @@ def held_out(
         return None
     pairs = _confusions(row.only(s) for row, s in zip(unseen, suspect))
     return dataclasses.replace(facts, what="noise", share=share, confusions=pairs), experiment
+
+
+def _once(batches: list[Any] | None) -> list[Any] | None:
+    """Without samples that were there before, as a loop that leaves a pass early reads them again: a half would be
+    judged by what the other was trained on."""
+    seen, left = set[tuple[bytes, ...]](), list[Any]()
+    for batch in batches or []:
+        keys = [*zip(*map(row_keys, tensors_in(batch)))]
+        new = [i for i, key in enumerate(keys) if key not in seen and key not in keys[:i]]
+        seen |= set(keys)
+        if len(new) > 1:
+            left.append(rows_of(batch, torch.tensor(new, device="cpu")))
+    return left or None
 
 
 def _unrelated(

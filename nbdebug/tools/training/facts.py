@@ -285,6 +285,7 @@ class RegularizerTrial:
 @dataclasses.dataclass(frozen=True)
 class TrainingRunFacts:
     """What one run of the loop showed. Fields that could not be measured keep their defaults; `unchecked` says why.
+    trainer: the package whose trainer runs the loop ("transformers", "lightning"; "": the user does).
     step_numbers: what the callback was given, loss by loss; others_step: an optimizer of another model steps; moved:
     the loop has changed the model's parameters (True, too, where an optimizer steps); unused: see UpdateWatch; idle,
     starved: optimizers that never step, or never find a gradient; unclipped: the limit and the line of clipping that
@@ -310,6 +311,7 @@ class TrainingRunFacts:
     which the loop read val_loader; None where that is not known."""
 
     losses: tuple[float, ...] = ()
+    trainer: str = ""
     step_numbers: tuple[int, ...] = ()
     optimizer_steps: int = 0
     backwards: int = 0

@@ -29,6 +29,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
+from nbdebug.arguments import running_trainer
 from nbdebug.observe.backward import Backward, CarriedScale, ClipWatch, EngineWatch, OptimizerWatch, graph_nodes
 from nbdebug.observe.locations import USER, kind_of
 from nbdebug.observe.snapshot import Snapshot
@@ -562,15 +563,13 @@ SHARE = 0.5
 class LoopRun:
     """One run. losses, step_numbers: from the callback; read_at, backward_at: batches read and calls of backward by
     then; rate_at: every group's learning rate; seconds: without our evaluations; end: the last loss on fixed batches,
-    finite or not (NaN also where it is not known).
-
-    evaluations: the course on fixed batches. on_step: called with each step's loss, for a progress bar; taken: with
-    each optimizer that is first seen when it steps, where there were none before. learned: called where the loss of a
-    batch is taken from the loop's own lines, which are then loss_fn: where there was none, it takes no such batch, or
-    is only guessed and gives another loss. stepping: all optimizers that stepped, by id; graphs: calls with gradients,
-    by the model's id; rewards: of a policy gradient; names: models, optimizers and schedulers by the loop's own names;
-    takes_own: its batches come from no loader; marks: see `marks_in`, of the first batches then.
-    """
+    finite or not (NaN also where it is not known). evaluations: the course on fixed batches. on_step: called with each
+    step's loss, for a progress bar; taken: with each optimizer that is first seen when it steps, where there were none
+    before. learned: called where the loss of a batch is taken from the loop's own lines, which are then loss_fn: where
+    there was none, it takes no such batch, or is only guessed and gives another loss. stepping: all optimizers that
+    stepped, by id; graphs: calls with gradients, by the model's id; rewards: of a policy gradient; names: models,
+    optimizers and schedulers by the loop's own names; takes_own: its batches come from no loader; marks: see
+    `marks_in`, of the first batches then."""
 
     def __init__(
         self,
@@ -615,7 +614,7 @@ class LoopRun:
         self._draw: Callable[[], None] | None = None
         self._before: dict[CodeType, dict[str, Any]] = {}
         self.metrics, self.schedule_calls = list[float](), list[int]()
-        self.has_callback, self._next = False, 0
+        self.has_callback, self._next, self.trainer = False, 0, ""
         self.seconds = self._ours = self._began = 0.0
         self._unwatch_scheduler: Callable[[], None] = lambda: None
         self.marks: list[dict[str, torch.Tensor]] = []
@@ -689,6 +688,7 @@ class LoopRun:
         self.set_back.begun(len(self.losses))
         first, frames = self.updates.backwards == 0, loop_frames(sys._getframe(1))
         if first:
+            self.trainer = running_trainer(sys._getframe(1))
             for values in map(frame_variables, reversed(frames)):
                 self.names |= {n: v for n, v in values.items() if issubclass(type(v), KEPT)}
                 self.copies.add(values)

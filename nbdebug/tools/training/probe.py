@@ -357,6 +357,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
     sites = {**modes.sites, "backward": updates.backward_site, "optimizer": updates.step_site}
     return TrainingRunFacts(
         losses=tuple(run.losses),
+        trainer=run.trainer,
         severed=run.first_losses.left_out(_held(run), updates.names, at_site(Where(), updates.backward_site)),
         unheld={name: sum(p.numel() for p in model.parameters()) for name, model in run.unheld.items()},
         reward=None if run.rewards is None else (run.rewards.name, tuple(run.rewards.values)),

@@ -457,8 +457,8 @@ def paired_anew(batches: Sequence[Any], target: int, files: Sequence[str]) -> Pa
         whole, last = last, [*inputs, tensors[target]]
         if len(whole) == len(last) and all(map(operator.is_, whole, last)):
             continue  # all rows at once, from which the loop takes some
-        keys += zip(*map(_row_keys, inputs))
-        labels += _row_keys(tensors[target])
+        keys += zip(*map(row_keys, inputs))
+        labels += row_keys(tensors[target])
     counts, known = Counter(keys), Counter(labels)
     often = statistics.fmean(counts.values()) if counts else 0.0
     if often < 1.5 or statistics.pvariance(counts.values()) > EVENLY * often or 2 * len(counts) < len(known):
@@ -569,7 +569,7 @@ def _told_by_place(x: torch.Tensor, targets: torch.Tensor) -> Callable[[torch.Te
     return told
 
 
-def _row_keys(rows: torch.Tensor) -> list[bytes]:
+def row_keys(rows: torch.Tensor) -> list[bytes]:
     """A key for the values of each row, without the zeros that fill it up."""
     table = rows.detach().cpu()
     table = table.float() if table.dtype == torch.bfloat16 else table

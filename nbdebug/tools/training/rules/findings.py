@@ -54,6 +54,28 @@ CURES = {
 }
 """By the beginnings of their names, the cause that an experiment would cure and how it was tried, in a sentence."""
 
+IN_A_TRAINER = {
+    r"optimizer = (torch.optim.\w+)\(model.parameters\(\), lr=([\d.e-]+)\)": {
+        "transformers": r"TrainingArguments(..., learning_rate=\2)",
+        "lightning": r"return \1(self.parameters(), lr=\2)  # in configure_optimizers",
+    },
+    r"torch.optim.AdamW\(model.parameters\(\), lr=..., weight_decay=([\d.e-]+)\)": {
+        "transformers": r"TrainingArguments(..., weight_decay=\1)",
+        "lightning": r"return torch.optim.AdamW(self.parameters(), lr=..., weight_decay=\1)  # in configure_optimizers",
+    },
+    r"(?s)(?:loss.backward\(\)\n)?[\w.]*clip_grad_norm_\(model.parameters\(\), ([\d.]+)\)(?:\noptimizer.step\(\))?": {
+        "transformers": r"TrainingArguments(..., max_grad_norm=\1)",
+        "lightning": r"Trainer(..., gradient_clip_val=\1)",
+    },
+    r"warmup_steps = (\d+)": {"transformers": r"TrainingArguments(..., warmup_steps=\1)"},
+    r"(?s)if val_loss < best:.*": {
+        "transformers": 'TrainingArguments(..., eval_strategy="epoch", save_strategy="epoch", '
+        "load_best_model_at_end=True)\nTrainer(..., callbacks=[EarlyStoppingCallback(early_stopping_patience=3)])",
+        "lightning": 'Trainer(..., callbacks=[EarlyStopping("val_loss"), ModelCheckpoint(monitor="val_loss")])',
+    },
+}
+"""By what a loop of one's own says, what a trainer that runs the loop is told in its place."""
+
 
 def finding(
     slug: str,
@@ -81,9 +103,17 @@ def finding(
         place, module=place.module or module, phase=phase or place.phase, step=place.step if step is None else step
     )
     rows = {name: value for name, value in (evidence or {}).items() if value is not None}
+    fixes = (fix if run is None else _in_a_trainer(fix, run.trainer) for fix in fixes)
     return Finding(
         f"training/{slug}", title, where, {"where": names, **rows}, tuple(fixes), tuple(Link(text) for text in chain)
     )
+
+
+def _in_a_trainer(fix: Fix, trainer: str) -> Fix:
+    for own, told in IN_A_TRAINER.items():
+        if trainer in told and re.search(own, fix.code):
+            return dataclasses.replace(fix, code=re.sub(own, told[trainer], fix.code))
+    return fix
 
 
 def wrong_call(static: StaticFacts, kind: str, slug: str, title: str, names: Iterable[str], fix: Fix) -> Finding | None:
