@@ -747,3 +747,96 @@ def one_of_two_networks():
     return SimpleNamespace(
         model=model, optimizer=mine, loss_fn=loss_fn, train_loader=pair[0], val_loader=None, scheduler=None, train=train
     )
+
+
+@healthy
+def survival_times():
+    """Cox regression: the loss sorts the patients by time before it asks the model."""
+    torch.manual_seed(32)
+    x = torch.randn(900, 6)
+    risk = 1.5 * x[:, 0] - x[:, 1] * x[:, 2]
+    died, left = torch.empty(900).exponential_() / risk.exp(), torch.empty(900).exponential_(0.5)
+    seen = torch.stack([torch.minimum(died, left), (died < left).float()], 1)
+
+    def loss_fn(model, batch):
+        x, (time, event) = batch[0], batch[1].T
+        latest_first = time.argsort(descending=True)
+        hazard, event = model(x[latest_first])[:, 0], event[latest_first]
+        return -((hazard - hazard.logcumsumexp(0)) * event).sum() / event.sum().clamp_min(1)
+
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 1, bias=False))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    return made(model, optimizer, loss_fn, loaders(x, seen, batch=60), 15)
+
+
+@healthy
+def policy_that_reports_its_cost():
+    """A policy gradient whose loss has the value of the mean cost, and the gradient of weighted log-probabilities."""
+    torch.manual_seed(33)
+    needs = torch.randn(960, 5)
+    costs = (needs @ torch.randn(5, 4)).softmax(1)
+
+    def loss_fn(model, batch):
+        choice = torch.distributions.Categorical(logits=model(batch[0]))
+        drawn = choice.sample()
+        cost = batch[1].gather(1, drawn[:, None])[:, 0]
+        surrogate = (choice.log_prob(drawn) * (cost - cost.mean())).mean()
+        return surrogate + (cost.mean() - surrogate).detach()
+
+    model = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    return made(model, optimizer, loss_fn, loaders(needs, costs, batch=64), 15)
+
+
+@healthy
+def actor_critic_with_a_learned_temperature():
+    """A critic, an actor that is trained through it by draws with a gradient, and the weight of the actor's entropy."""
+    torch.manual_seed(34)
+    state, action = torch.randn(960, 3), torch.rand(960, 1) * 4 - 2
+    brought = -((action[:, 0] - state[:, 0]) ** 2) + 0.1 * torch.randn(960)
+    pair = loaders(torch.cat([state, action], 1), brought, batch=64)
+    model = nn.ModuleDict(
+        {
+            "critic": nn.Sequential(nn.Linear(4, 48), nn.ReLU(), nn.Linear(48, 1)),
+            "actor": nn.Sequential(nn.Linear(3, 24), nn.ReLU(), nn.Linear(24, 2)),
+        }
+    )
+    model.register_parameter("temperature", nn.Parameter(torch.tensor(-1.0)))
+    critic, actor = (torch.optim.Adam(model[name].parameters(), lr=3e-3) for name in ("critic", "actor"))
+    temperature = torch.optim.Adam([model.temperature], lr=3e-3)
+
+    def loss_fn(model, batch):
+        return F.mse_loss(model["critic"](batch[0])[:, 0], batch[1])
+
+    def train(callback):
+        step = 0
+        for _ in range(12):
+            for batch in pair[0]:
+                critic.zero_grad()
+                loss = loss_fn(model, batch)
+                loss.backward()
+                critic.step()
+                state = batch[0][:, :3]
+                mean, deviation = model["actor"](state).unbind(1)
+                choice = torch.distributions.Normal(mean, deviation.clamp(-3, 1).exp())
+                drawn = choice.rsample()
+                surprise = choice.log_prob(drawn)
+                worth = model["critic"](torch.cat([state, drawn[:, None]], 1))[:, 0]
+                actor.zero_grad()
+                (model.temperature.exp().detach() * surprise - worth).mean().backward()
+                actor.step()
+                temperature.zero_grad()
+                (-model.temperature * (surprise.detach() - 0.5)).mean().backward()
+                temperature.step()
+                callback(step, loss.item())
+                step += 1
+
+    return SimpleNamespace(
+        model=model,
+        optimizer=[critic, actor, temperature],
+        loss_fn=loss_fn,
+        train_loader=pair[0],
+        val_loader=pair[1],
+        scheduler=None,
+        train=train,
+    )

@@ -21,7 +21,7 @@ import time
 import types
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ from nbdebug.tools.training.evaluate import (
     preserve_rng,
     repeatable_loss,
     samples_of,
+    save_rng,
     takes_fewer_rows,
 )
 from nbdebug.tools.training.one_step import StepGraph
@@ -169,18 +170,29 @@ class Batches:
                 if not all(seen):
                     return ""
                 first = first or [t.clone() for t in seen[0]]
-                if not all(map(torch.equal, seen[0], first)):
-                    changed = [t.clone() for t in seen[0]]
-                    _put_back(seen[0], first)
-                    again = [t.clone() for t in read()]
-                    _put_back(seen[0], first)
-                    return "written" if all(map(torch.equal, again, changed)) else ""  # else one buffer for all
+                if not all(map(torch.equal, seen[0], first)):  # a later reading has changed what an earlier one gave
+                    return "written" if any(self._piles_up(read, seen[0], first) for _ in range(FEW)) else ""
         for one, other in itertools.combinations(seen, 2):
             *alike, same = (torch.equal(a, b) for a, b in zip(one, other))
             values = [row[-1].flatten().sort().values for row in (one, other)]
             if all(alike) and not same and (one[-1].dim() == 0 or torch.equal(*values)):
                 return "apart"
         return ""
+
+    def _piles_up(
+        self, read: Callable[[], list[torch.Tensor]], held: list[torch.Tensor], first: list[torch.Tensor]
+    ) -> bool:
+        """Whether a sample, read with the same random numbers, depends on what an earlier reading has left in `held`;
+        one buffer for all samples is filled anew. `first` is put back."""
+        results = list[list[torch.Tensor]]()
+        read()
+        numbers = save_rng(self.loader)
+        for _ in range(3):
+            numbers()
+            results.append([t.clone() for t in read()])
+            _put_back(held, first)
+        left, anew, again = results
+        return all(map(torch.equal, anew, again)) and not all(map(torch.equal, left, anew))
 
     def padding(self) -> float:
         """Of sequences of tokens of which nearly all end in the same one, the share of the places that this fills."""

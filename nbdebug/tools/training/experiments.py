@@ -753,9 +753,11 @@ def reference(retrainer: Retrainer, steps: int) -> dict[str, float] | None:
     with preserve_rng(loss_fn), torch.enable_grad():
         with noting, mode(model, training=False):
             loss_fn(model, batches[0])
+        if len(calls) != 1:
+            return None  # the loss asks its parts, or several times
         args, out = calls[0]
         inputs = tensors_in(args)
-        if len(calls) != 1 or len(inputs) != 1 or not isinstance(out, torch.Tensor) or len(out) != len(inputs[0]):
+        if len(inputs) != 1 or not isinstance(out, torch.Tensor) or len(out) != len(inputs[0]):
             return None
         if _is_causal(model, inputs[0], out, targets_of(batches[0])):
             return None  # the network would see the future

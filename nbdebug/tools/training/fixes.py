@@ -156,7 +156,8 @@ def fix_for(
     if slug == "missing-log-softmax":
         return _with_log_softmax(_loss_call(finding, static))
     if slug == "input-not-normalized":
-        return _standardized(train, leaves)
+        in_place = static.reread in ("written", "shared")
+        return "it is the dataset that has to read anew" if in_place else _standardized(train, leaves)
     if slug in ("dead-relu", "bad-init", "saturated-activation"):
         names = [str(name) for name in finding.evidence.get("where", ())]
         return TrainingFix(
@@ -185,7 +186,7 @@ def edit_fixes(
     """The same as edits of the user's own lines, the gentlest first. loss_fn, train, leaves: with the batches of the
     training set, and the positions of the inputs in them."""
     slug = finding.code.partition("/")[2]
-    if slug == "input-not-normalized":
+    if slug == "input-not-normalized" and static.reread not in ("written", "shared"):
         yield from _standardized_call(model, loss_fn, train, leaves)
     call = _loss_call(finding, static)
     for edit in in_loss(slug, static, call, model):

@@ -32,6 +32,7 @@ import ast
 import contextlib
 import copy
 import dataclasses
+import math
 import operator
 import os
 import re
@@ -591,10 +592,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def is_policy_gradient(loss: torch.Tensor, frames: Iterable[FrameType]) -> bool:
-    """Whether the loss adds up products with unlike constants, and the code draws and takes logarithms. Before its
-    backward."""
+    """Whether the loss adds up products with unlike constants, and the code draws and takes logarithms; not where its
+    value is another's, of a cost (`loss + (cost - loss).detach()`). Before its backward."""
     names = {name for frame in frames for code in _codes(frame) for name in code.co_names}
-    return bool(names & DRAWS and names & LOGS) and len(set(_weights(loss))) > 1
+    node: Any = loss.grad_fn
+    reports = type(node).__name__ == "AddBackward0" and any(added is None for added, _ in node.next_functions)
+    return bool(names & DRAWS and names & LOGS) and not reports and len(set(_weights(loss))) > 1
 
 
 def is_unweighted(loss: torch.Tensor, frames: Sequence[FrameType]) -> bool:
@@ -651,18 +654,20 @@ def _codes(frame: FrameType) -> Iterator[CodeType]:
 
 
 def _weights(loss: torch.Tensor) -> Iterator[float]:
-    """The constants that are factors of what a loss adds up."""
-    todo, known = [loss.grad_fn], set[Any]()
+    """The constants that are factors of what a loss adds up; not those of one number that is learned for all of them (a
+    temperature)."""
+    todo, known = list[Any]([loss.grad_fn]), set[Any]()
     while todo and len(known) < MOST_NODES:
         node = todo.pop()
-        if node is None or node in known or not BETWEEN.match(type(node).__name__):
+        if node in known or not BETWEEN.match(type(node).__name__):
             continue
         known.add(node)
         following = [n for n, _ in node.next_functions]
-        todo += following
+        todo += following[: 1 if type(node).__name__ == "DivBackward0" else None]
         if type(node).__name__ == "MulBackward0" and len(following) == 2 and None in following:
-            factor = node._saved_self if following[0] is None else node._saved_other  # type: ignore[attr-defined]
-            if isinstance(factor, torch.Tensor):
+            factor = node._saved_self if following[0] is None else node._saved_other
+            sizes = [size.shape for size in (following[0] or following[1])._input_metadata]  # none of a leaf
+            if isinstance(factor, torch.Tensor) and (factor.numel() == 1 or any(math.prod(size) > 1 for size in sizes)):
                 yield from factor.detach().flatten()[:64].tolist()
 
 

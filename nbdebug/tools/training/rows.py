@@ -141,6 +141,8 @@ def _mixing(model: nn.Module, loss_fn: LossFn, batch: Any, n: int) -> tuple[Batc
             if order.rows is not None:
                 return order, ""
             continue
+        if _dealt_before(plain, changed, n):
+            continue
         others = max((changed_rows(a, b, n, sample) for a, b in zip(plain.outputs, changed.outputs)), default=0)
         culprit = _first_mixing_call(plain, changed, n, sample) if others else None
         if culprit is None and (view := _view_after_model(plain, changed, n, sample)) is not None:
@@ -268,6 +270,22 @@ def _other_order(plain: Calls, changed: Calls, n: int, sample: int) -> BatchMixi
         return None
     crossed = all(output != target for _, output, target in pairs)  # mixup has its share of the right ones
     return BatchMixing(sample, 1, n, *_place(pairs[0][0]), pairs[0][1:] if crossed else None)
+
+
+def _dealt_before(plain: Calls, changed: Calls, n: int) -> bool:
+    """Whether the loss deals the rows anew before the model, which depends on their values (it sorts them), and the
+    outputs follow: each row that comes again has the output that it had."""
+    pairs = zip(plain.entered, changed.entered)
+    given = next(((a, b) for a, b in pairs if a.shape == b.shape and a.dim() > 1 and len(a) == n), None)
+    if given is None:
+        return False
+    had = dict(zip(row_keys(given[0]), range(n)))
+    moved = {j: had[key] for j, key in enumerate(row_keys(given[1])) if key in had}
+    if len(moved) < n - 1 or all(i == j for j, i in moved.items()):
+        return False
+    outputs = [(a, b) for a, b in zip(plain.outputs, changed.outputs) if a.shape == b.shape and a.dim() and len(a) == n]
+    old, new = list(moved.values()), list(moved)
+    return bool(outputs) and all(torch.allclose(a[old], b[new], 1e-3, 1e-5) for a, b in outputs)
 
 
 def _mixed_targets(plain: Calls, changed: Calls, n: int, sample: int) -> BatchMixing | None:
