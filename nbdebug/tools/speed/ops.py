@@ -37,6 +37,8 @@ from nbdebug.tools.speed.rules import NOTHING, LongerInput, Loop, Reads, WorkSha
 
 READ = "local_scalar_dense"
 COPIES = frozenset({"clone", "copy", "to_copy", "contiguous", "lift_fresh_copy"})
+JOINS, JOINED, STORED = ("cat", "stack"), "joined again", 0.9
+"""Ops that join tensors; of the result what the same line has joined before, from which on it is a store that grows."""
 VIEWS = frozenset(
     "view reshape expand permute transpose t select slice unsqueeze squeeze alias detach unbind split chunk as_strided "
     "unsafe_view narrow diagonal lift_fresh empty empty_like empty_strided new_empty".split()
@@ -54,7 +56,7 @@ CALLS = 8
 @dataclasses.dataclass
 class TimedOp:
     """One op. lines: of the user's stack, the outermost first; loops: (head, iteration) around it, the outermost first;
-    after: the heads of loops of which it needs an earlier iteration."""
+    after: the heads of loops of which it needs an earlier iteration; copies: in words, where it only copies."""
 
     name: str
     func: Any
@@ -65,6 +67,7 @@ class TimedOp:
     loops: tuple[tuple[Any, int], ...] = ()
     after: frozenset[Any] = frozenset()
     repeated: bool = False
+    copies: str = ""
     double: bool = False
     elements: int = 0
     grad: bool = False
@@ -100,7 +103,7 @@ class OpWatch(WatchMode):
         self.free_calls: collections.Counter[int] = collections.Counter()
         self.data_loops: set[Any] = set()
         self.attentions: list[tuple[Site | None, str]] = []
-        self._batches, self._numbers, self._after = (WeakTensorKeyDictionary() for _ in range(3))
+        self._batches, self._numbers, self._after, self._joined = (WeakTensorKeyDictionary() for _ in range(4))
         self._done: set[int] = set()
         self._loops: dict[Any, tuple[Any, int, FrameType]] = {}
         self._sync = torch.cuda.synchronize if torch.cuda.is_available() and torch.cuda.is_initialized() else None
@@ -156,6 +159,7 @@ class OpWatch(WatchMode):
         self._in_backward = phase == "backward"
         loops = self._loops_around(frames) if phase == "forward" else ()
         known = self._number(func, name, args, kwargs, inputs, outputs)
+        joins = name in JOINS and phase == "forward" and self._joins_again(frames, inputs, outputs)
         after = self._dependence(inputs, outputs, loops) if loops else frozenset()
         self.ops.append(
             TimedOp(
@@ -168,6 +172,7 @@ class OpWatch(WatchMode):
                 loops=loops,
                 after=after,
                 repeated=known and phase == "forward" and not after,  # a recurrence at rest repeats nothing
+                copies=JOINED if joins else "copied" if name in COPIES else "",
                 double=any(t.dtype in (torch.float64, torch.complex128) for t in outputs),
                 elements=max((t.numel() for t in outputs), default=0),
                 grad=torch.is_grad_enabled(),
@@ -201,6 +206,13 @@ class OpWatch(WatchMode):
             self._after[tensor] = now, frozenset(after)
         return frozenset(after)
 
+    def _joins_again(self, frames: list[FrameType], inputs: list[Any], outputs: list[Any]) -> bool:
+        """Whether nearly all that is joined is what its line has joined, or given, before."""
+        line = site_of(frames[0]) if frames else None
+        before = sum(t.numel() for t in inputs if self._joined.get(t) == (line, _version(t)))
+        self._joined.update((tensor, (line, _version(tensor))) for tensor in (*inputs, *outputs))
+        return line is not None and before >= STORED * outputs[0].numel() > 0
+
     def _is_own(self, tensor: Any) -> bool:
         """A weight or its gradient."""
         return isinstance(tensor, torch.nn.Parameter) or id(tensor) in self.trained or id(tensor) in self._gradients
@@ -214,7 +226,7 @@ class OpWatch(WatchMode):
         else:
             others = tuple(_plain(leaf) for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor))
             number = hash((str(func), tuple(self._number_of(t) for t in inputs), others))
-        known = number in self._done and bool(outputs) and name not in VIEWS
+        known = number in self._done and bool(outputs)
         self._done.add(number)
         for place, tensor in enumerate(outputs):
             self._numbers[tensor] = _version(tensor), hash((number, place))
@@ -318,8 +330,10 @@ class OpWatch(WatchMode):
     def repeated(self) -> WorkShare:
         """What was computed before, or is only copied: the outermost line that does hardly anything else."""
         again = [op for op in self.last if op.repeated]
-        copies = [op for op in self.last if op.name in COPIES and op.phase == "forward" and not op.repeated]
-        parts = [self._part(ops, what) for ops, what in ((again, "computed again"), (copies, "copied")) if ops]
+        copied = [op for op in self.last if op.copies and op.phase == "forward" and not op.repeated]
+        joined = [op for op in copied if op.copies == JOINED]
+        some = {JOINED: joined, "copied": copied, "computed again": again}
+        parts = (self._part(ops, what) for what, ops in some.items() if ops)
         return max(parts, key=lambda part: part.share, default=NOTHING)
 
     def _part(self, ops: list[TimedOp], what: str) -> WorkShare:
@@ -334,6 +348,7 @@ class OpWatch(WatchMode):
         pure = {s: inside[s] / (whole[s] or 1e-9) for s in inside if inside[s] >= 0.5 * total}
         best = max(pure.values(), default=0.0) - 0.005  # what a view or two take on a busy machine
         site = min((s for s in pure if pure[s] >= best), key=lambda s: deep[s], default=None)
+        site = ops[-1].line if what == JOINED else site
         return WorkShare(at_site(Where(phase="forward"), site), total / self.seconds(), what, total / forward)
 
     def growth(self) -> LongerInput | None:

@@ -478,7 +478,7 @@ def no_kv_cache(facts: SpeedFacts) -> Finding | None:
     title="Most of the time goes into what was computed before.",
     symptom="A step takes several times as long as its newest part needs.",
     cause="A computation with equal inputs and unchanged weights stands inside a loop or in every step, or data are "
-    "copied without need.",
+    "copied without need: `store = torch.cat([store, rows])` copies the whole store for a few rows.",
     confirm="The report names the line all of whose ops have equal inputs to earlier ones.",
     fix="Compute it once before the loop and use the result; compute what never changes before training.",
     reference=TUNING,
@@ -492,10 +492,13 @@ def redundant_work(facts: SpeedFacts) -> Finding | None:
     if facts.gained(proof) < 1.1 or (not proven and small_kernels(facts) is not None):
         return None
     what = "repeats what was computed before, with equal inputs" if seen.what == "computed again" else "only copies"
+    fix = Fix("Do it once before the loop, and use the result.", f"{seen.where.text}  # before the loop")
+    if seen.what == "joined again":
+        what = "copies a store as a whole, to join a few rows to it"
+        fix = Fix("Write into a table that is large enough from the start.", "table[count : count + len(new)] = new")
+    title = f"{percent(seen.share)} of a step's work {what}"
     return finding(
-        facts, "speed/redundant-work", "forward", f"{percent(seen.share)} of a step's work {what}", seen.where,
-        Fix("Do it once before the loop, and use the result.", f"{seen.where.text}  # before the loop"),
-        repeated=percent(seen.share),
+        facts, "speed/redundant-work", "forward", title, seen.where, fix, repeated=percent(seen.share)
     )  # fmt: skip
 
 
