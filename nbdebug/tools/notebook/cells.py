@@ -292,6 +292,11 @@ class CellHistory:
             ]
         return [b for b in self._bindings[path] if (b.how in hows if hows else b.how != "del")]
 
+    def loop_of(self, name: str) -> CellBinding | None:
+        """The loop that has left a variable its value."""
+        last = self.bindings(name)[-1:]
+        return last[0] if last and isinstance(last[0].node, ast.For) else None
+
     def place(self, binding: CellBinding) -> Where:
         """The first line of a binding."""
         return self.cells[binding.number].place(binding.node.lineno)

@@ -29,8 +29,10 @@ from nbdebug.observe.variables import (
     user_variables,
 )
 from nbdebug.report import Finding, Report, RuledOut, Where
-from nbdebug.text import count, module_name
+from nbdebug.text import count, listed, module_name
 from nbdebug.tools.notebook.cells import (
+    At,
+    CellBinding,
     CellHistory,
     cell_lines,
     dotted,
@@ -38,6 +40,7 @@ from nbdebug.tools.notebook.cells import (
     names_in,
     nodes,
     number_of,
+    read_by,
     root_of,
     traceback_links,
 )
@@ -72,8 +75,10 @@ from nbdebug.tools.notebook.stale_code import (
 )
 from nbdebug.tools.notebook.stale_objects import (
     ModelsAndOptimizers,
+    is_module,
     is_tensor,
     missing_parameters,
+    parameters_of,
     stale_holders,
     stale_workers,
 )
@@ -158,6 +163,8 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
                 *part("loaded models", lambda: loaded_in_train_mode(owners, history)),
                 *part("kept objects", lambda: list(kept_by_guard(variables, history))),
                 *part("changed memos", lambda: list(memo_changed(variables, history))),
+                *part("names of loops", lambda: list(taken_by_loop(variables, history))),
+                *part("models of loops", lambda: list(model_taken_by_loop(variables, history, owners))),
                 *part("what lines read", lambda: list(told_of_cells(variables, objects, history, owners))),
             ),
         )
@@ -268,6 +275,89 @@ def _lacks(message: str, objects: list[tuple[str, Any]], history: CellHistory) -
             fix = (f"Make `{root_of(name)}` again.", history.text(made[0]))
             yield told("notebook/class-redefined", title, (name, kind), fix, history.place(made[0]))
             return
+
+
+MEASURES = frozenset("mean sum item argmax tolist numpy backward score predict std".split())
+SAYS = frozenset("shape size dtype device ndim dim".split())
+"""Methods by which a cell measures; what is said of a tensor as well by a part of its rows."""
+
+
+def taken_by_loop(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """A data set whose name its own loop has taken (`for x, y in loader`), so that a later cell measures with the last
+    batch."""
+    taken: dict[At, list[tuple[str, int, int, CellBinding, Where]]] = {}
+    for name, value in names.items():
+        loop = history.loop_of(name) if is_tensor(value) and value.dim() else None
+        if loop is None or not isinstance(loop.node, ast.For):
+            continue
+        sources = {at for read in names_in(loop.node.iter) for of, at in history.origins(read, loop.at) if of == name}
+        firsts = [b for b in history.bindings(name, "assign") if b.at in sources and b.number < loop.number]
+        whole = [len(t) for n in names_in(loop.node.iter) & names.keys() for t in _rows_of(names[n], value)]
+        used = _measured(name, loop, history) if firsts and max(whole, default=0) > len(value) else None
+        if used is not None:
+            taken.setdefault(loop.at, []).append((name, len(value), max(whole), firsts[-1], used))
+    for found in taken.values():
+        (name, rows, of, first, used), both = found[0], listed([name for name, *_ in found])
+        where, are = history.place(history.bindings(name)[-1]), "are" if len(found) > 1 else "is"
+        title = (
+            f"{both} {are} the last batch of the loop in {named(where)}, {rows} of {of:,} rows, and no longer what "
+            f"{named(history.place(first))} made: {named(used)} measures with it"
+        )
+        mine = ", ".join(f"{name}_batch" for name, *_ in found)
+        fix = ("Give the loop names of its own, and run the cell that makes the data again.", f"for {mine} in …:")
+        yield told("notebook/name-shadowed", title, tuple(n for n, *_ in found), fix, where, used)
+
+
+def _rows_of(thing: Any, row: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors of a loader's or a data set's that are such rows."""
+    while (inner := attributes(thing).get("dataset")) is not None:
+        thing = inner
+    values = [v for one in attributes(thing).values() for v in (one if type(one) in (list, tuple) else [one])]
+    return [
+        v for v in (thing, *values) if is_tensor(v) and v.dim() and (v.shape[1:], v.dtype) == (row.shape[1:], row.dtype)
+    ]
+
+
+def _measured(name: str, loop: CellBinding, history: CellHistory) -> Where | None:
+    """The later cell that computes a number from all rows of a variable."""
+    for cell, root, own in history.after((loop.number, 1 << 30), name):
+        inside = list(nodes([root]))
+        stored = {n.id for n in inside if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+        stored |= {a.arg for a in ast.walk(root) if isinstance(a, ast.arg)}
+        parts = {id(n.value) for n in inside if isinstance(n, ast.Subscript)}
+        parts |= {id(n.value) for n in inside if isinstance(n, ast.Attribute) and n.attr in SAYS}
+        read = [n for n in inside if isinstance(n, ast.Name) and n.id == name and id(n) not in parts]
+        if read and name not in stored and MEASURES & history.methods(cell.number):
+            return cell.place(read[0].lineno if own else None)
+    return None
+
+
+def model_taken_by_loop(names: Mapping[str, Any], history: CellHistory, owners: ModelsAndOptimizers) -> Iterator[Told]:
+    """A trained model whose name a loop over other models has taken, so that a later cell asks the last of these: an
+    optimizer alone still holds what it has trained."""
+    left = any(owners.strangers(optimizer, inner=True) for _, optimizer in owners.optimizers)
+    for name, loop in [(n, history.loop_of(n)) for n, value in names.items() if left and is_module(value)]:
+        made = [b for b in history.bindings(name, "assign") if loop is not None and b.number < loop.number]
+        own = [p for _, p in parameters_of(names[name])]
+        if loop is None or not made or any(p.grad is not None or id(p) in owners.in_optimizers for p in own):
+            continue
+        trained = [n for n in history.training(made[0].number - 1, loop.number) if name in read_by(history.reach(n))]
+        for cell, root, line in history.after((loop.number, 1 << 30), name) if trained else ():
+            stored = any(
+                isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in nodes([root])
+            )
+            if name in read_by([root]) and not stored:
+                where, used = history.place(loop), cell.place(root.lineno if line else None)  # type: ignore[attr-defined]
+                title = (
+                    f"`{name}` is the last model of the loop in {named(where)}, and no longer the one that "
+                    f"In [{trained[-1]}] has trained: {named(used)} asks the untrained one"
+                )
+                fix = (
+                    "Give the loop a name of its own, and make and train the model again.",
+                    f"for other_{name} in …:",
+                )
+                yield told("notebook/name-shadowed", title, (name,), fix, where, used)
+                break
 
 
 MODULES = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'|cannot import name '(\w+)' from '([\w.]+)'")

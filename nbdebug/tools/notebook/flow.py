@@ -23,7 +23,6 @@ from nbdebug.tools.notebook.cells import (
     DEFINED,
     FUNCTIONS,
     IDLE,
-    At,
     Cell,
     CellBinding,
     CellHistory,
@@ -100,7 +99,6 @@ def told_of_cells(
     yield from _begun_alike(names, history)
     yield from _seeded_once(names, history)
     yield from _seeded_in_each_call(history)
-    yield from _taken_by_loop(names, history)
     yield from output_redirected(history)
 
 
@@ -377,9 +375,13 @@ def _unread(
 
 
 def _stands_for(one: Any, other: Any) -> bool:
-    """Whether two different objects can be taken for each other: two models, two tensors of one shape, two loaders."""
-    if one is other or is_tensor(one) and is_tensor(other) and one.shape != other.shape:
+    """Whether two different objects can be taken for each other: two models, two tensors of one shape, rows of one
+    kind, two loaders."""
+    if one is other:
         return False
+    if is_tensor(one) and is_tensor(other) and one.shape != other.shape:
+        rows = one.dim() > 1 and one.shape[1:] == other.shape[1:] and one.dtype == other.dtype
+        return rows and not (one.requires_grad or other.requires_grad)
     kinds = type(one), type(other)
     return is_module(one) and is_module(other) or kinds[0] is kinds[1] and module_name(kinds[0]).startswith("torch")
 
@@ -733,61 +735,6 @@ def _seeded_in_each_call(history: CellHistory) -> Iterator[Told]:
                     blamed = (name, dotted(seed.func).rpartition(".")[2])
                     yield told("notebook/setting-left-on", title, blamed, fix, where, used)
                     return
-
-
-MEASURES = frozenset("mean sum item argmax tolist numpy backward score predict std".split())
-SAYS = frozenset("shape size dtype device ndim dim".split())
-"""Methods by which a cell measures; what is said of a tensor as well by a part of its rows."""
-
-
-def _taken_by_loop(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
-    """A data set whose name its own loop has taken (`for x, y in loader`), so that a later cell measures with the last
-    batch."""
-    taken: dict[At, list[tuple[str, int, int, CellBinding, Where]]] = {}
-    for name, value in names.items():
-        loop = history.bindings(name)[-1] if is_tensor(value) and value.dim() and history.bindings(name) else None
-        if loop is None or not isinstance(loop.node, ast.For):
-            continue
-        sources = {at for read in names_in(loop.node.iter) for of, at in history.origins(read, loop.at) if of == name}
-        firsts = [b for b in history.bindings(name, "assign") if b.at in sources and b.number < loop.number]
-        whole = [len(t) for n in names_in(loop.node.iter) & names.keys() for t in _rows_of(names[n], value)]
-        used = _measured(name, loop, history) if firsts and max(whole, default=0) > len(value) else None
-        if used is not None:
-            taken.setdefault(loop.at, []).append((name, len(value), max(whole), firsts[-1], used))
-    for found in taken.values():
-        (name, rows, of, first, used), both = found[0], listed([name for name, *_ in found])
-        where, are = history.place(history.bindings(name)[-1]), "are" if len(found) > 1 else "is"
-        title = (
-            f"{both} {are} the last batch of the loop in {named(where)}, {rows} of {of:,} rows, and no longer what "
-            f"{named(history.place(first))} made: {named(used)} measures with it"
-        )
-        mine = ", ".join(f"{name}_batch" for name, *_ in found)
-        fix = ("Give the loop names of its own, and run the cell that makes the data again.", f"for {mine} in …:")
-        yield told("notebook/name-shadowed", title, tuple(n for n, *_ in found), fix, where, used)
-
-
-def _rows_of(thing: Any, row: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors of a loader's or a data set's that are such rows."""
-    while (inner := attributes(thing).get("dataset")) is not None:
-        thing = inner
-    values = [v for one in attributes(thing).values() for v in (one if type(one) in (list, tuple) else [one])]
-    return [
-        v for v in (thing, *values) if is_tensor(v) and v.dim() and (v.shape[1:], v.dtype) == (row.shape[1:], row.dtype)
-    ]
-
-
-def _measured(name: str, loop: CellBinding, history: CellHistory) -> Where | None:
-    """The later cell that computes a number from all rows of a variable."""
-    for cell, root, own in history.after((loop.number, 1 << 30), name):
-        inside = list(nodes([root]))
-        stored = {n.id for n in inside if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-        stored |= {a.arg for a in ast.walk(root) if isinstance(a, ast.arg)}
-        parts = {id(n.value) for n in inside if isinstance(n, ast.Subscript)}
-        parts |= {id(n.value) for n in inside if isinstance(n, ast.Attribute) and n.attr in SAYS}
-        read = [n for n in inside if isinstance(n, ast.Name) and n.id == name and id(n) not in parts]
-        if read and name not in stored and MEASURES & history.methods(cell.number):
-            return cell.place(read[0].lineno if own else None)
-    return None
 
 
 def _gradients_left(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:

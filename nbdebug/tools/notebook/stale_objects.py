@@ -163,7 +163,7 @@ def missing_parameters(owners: ModelsAndOptimizers, history: CellHistory) -> lis
     missing_of_all: list[LeftBehind] = []
     for name, model in [*owners.whole, *owners.weights]:
         missing, trained = owners.missing(name, model)
-        if missing:
+        if missing and (history.loop_of(name) is None or any(p.grad is not None for _, p in missing)):
             links = [_link(owners, name, model, missing, trained, each, history) for each in owners.optimizers]
             missing_of_all += [link for link in links if link is not None][:1]
     return missing_of_all
