@@ -118,6 +118,7 @@ class Agent:
         self.locating = False
         self.models, self.parts, self.whole = (weakref.WeakSet[Any]() for _ in range(3))
         self.wrapped: set[int] = set()
+        self.frozen: set[int] = set()
         self.waiting: dict[int, Any] = {}
         self.ordered, self.optimizers, self.pending = (weakref.WeakKeyDictionary[Any, Any]() for _ in range(3))
         self.loaders, self.samplers, self.data = (weakref.WeakKeyDictionary[Any, Any]() for _ in range(3))
@@ -392,7 +393,8 @@ class Agent:
 
     def wrapper_made(self, _: None, wrapper: Any, *__: Any, **___: Any) -> None:
         self.models.add(wrapper)
-        self.wrapped.update(map(id, wrapper.module.parameters()))
+        for parameter in wrapper.module.parameters():  # it reduces what requires a gradient by now
+            (self.wrapped if parameter.requires_grad else self.frozen).add(id(parameter))
         self.write("wrapper", lines=user_lines())
         self.parts.update(wrapper.module.modules())
         self.whole.update((wrapper, wrapper.module))
@@ -590,6 +592,7 @@ class Agent:
         late = [name for name, p in parameters.items() if some and id(p) not in self.wrapped]
         rates = [float(g.get("lr") or 0) for g in optimizer.param_groups]
         values = {"values": dict(zip(parameters, numbers)), "late": late, "lr": rates, "lines": record["lines"]}
+        values["unfrozen"] = [name for name in late if id(parameters[name]) in self.frozen]
         self.write("weights", id=key, step=step, backwards=self.backwards, when=when, **values)
 
     # -- data and files -----------------------------------------------------------------------------------------------

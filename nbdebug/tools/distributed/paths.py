@@ -22,6 +22,7 @@ STILL, PATIENCE = 1.0, 0.9
 """Seconds without an event, after which ranks that wait for each other are taken to wait for good; the part of the
 timeout after which a rank that has not come is taken not to come."""
 COMMUNICATES = re.compile(r"no_sync|backward|barrier|dist\.")
+FILLS = ("append", "extend", "update", "add", "add_")
 WRAPPERS = {"enumerate", "zip", "tqdm", "iter", "list", "reversed", "range", "len"}
 
 
@@ -123,6 +124,7 @@ def departure(facts: RanksFacts, parted: Parting) -> Departure:
             loop = facts.places.get(number)
             if loop is not None and -number not in theirs and theirs.count(number) > mine.count(number):
                 left = [loop] if log.turns[number] < peer.turns[number] else _skipped(facts, loop, log, peer)
+                left = _filled(facts, loop, log, peer) or left
                 if left:
                     return Departure(log.rank, left[0].head, left[0])
     arms = sorted(_arms(facts, parted, (one, other), windows), key=lambda arm: arm[0])
@@ -152,6 +154,20 @@ def _skipped(facts: RanksFacts, loop: Place, log: RankLog, peer: RankLog) -> lis
     inside = [p for p in facts.places.values() if p.kind == "arm" and loop.holds(p.head)]
     more = [place for place in inside if log.turns[place.number] > peer.turns[place.number]]
     return sorted(more, key=lambda place: (not jumps(facts, place), not COMMUNICATES.search(facts.body(place))))
+
+
+def _filled(facts: RanksFacts, loop: Place, log: RankLog, peer: RankLog) -> list[Place]:
+    """The arms in which the other rank has put more into what a loop goes over, by the time when this one left it."""
+    tree, found = parsed(facts, loop.file), list[Place]()
+    passed = Counter(log.trail[: len(log.trail) - log.trail[::-1].index(-loop.number)])
+    names = {*names_in(getattr(statement(tree, loop.line), "iter", None))}
+    for place in [p for p in facts.places.values() if p.kind == "arm" and p.file == loop.file]:
+        if passed[place.number] < peer.trail.count(place.number) and not loop.holds(place.head):
+            body = [statement(tree, line) for line in range(place.first, place.last + 1)]
+            sets = [target for node in body for target in getattr(node, "targets", ()) if hasattr(target, "slice")]
+            adds = [c.func for c in calls_in(*body) if getattr(c.func, "attr", "") in FILLS]
+            found += [place] * any(names & {*names_in(part.value)} for part in (*sets, *adds))
+    return found
 
 
 def _arms(
@@ -410,5 +426,5 @@ def _around(tree: ast.AST, line: int, beyond: int) -> ast.stmt:
 def _assigned(block: ast.stmt) -> set[str]:
     """The names that a block gives a value, adds to or appends to."""
     stored = {n.id for n in ast.walk(block) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    filled = [c.func for c in calls_in(block) if getattr(c.func, "attr", "") in ("append", "extend", "update", "add_")]
+    filled = [c.func for c in calls_in(block) if getattr(c.func, "attr", "") in FILLS]
     return stored | {getattr(function.value, "id", "") for function in filled}  # type: ignore[attr-defined]

@@ -281,6 +281,17 @@ def _made_at(facts: RanksFacts, parameter: str, late: bool = False) -> Any:
     return begin
 
 
+def _unfrozen_at(facts: RanksFacts) -> Any:
+    """The first line below the wrapper's that turns gradients on, else one above it, else its own."""
+    begin, found = first([event["lines"][0] for event in facts.all("wrapper") if event["lines"]]), []
+    for file in facts.sources:
+        nodes: Any = ast.walk(paths.parsed(facts, file))
+        for line in [(file, n.lineno, "") for n in nodes if getattr(n, "attr", "").startswith("requires_grad")]:
+            if "False" not in facts.text(line):
+                found.append((bool(begin) and file == begin[0] and line[1] < begin[1], line))
+    return min(found, default=(False, begin))[1]
+
+
 @cause(
     code="distributed/rank-nonfinite",
     title="The loss of one rank is not finite; its gradients spoil all.",
@@ -367,6 +378,17 @@ def uneven_steps(facts: RanksFacts) -> Iterator[Finding]:
         yield finding("uneven-steps", title, where, same, join, chain=chain, steps=steps, timeout=LONGER)
 
 
+def turn(facts: RanksFacts, parted: paths.Parting) -> int | None:
+    """The turn, from 0, of the loop around the call where the ranks part: one with a backward, else the innermost."""
+    for rank, lines in [(rank, call.lines) for rank, call in parted.calls.items() if call is not None]:
+        for line in reversed(lines):
+            loops = [p for p in facts.places.values() if p.kind == "loop" and p.holds(line)]
+            if loops:
+                loop = max(loops, key=lambda place: (".backward(" in facts.body(place), place.first))
+                return max(facts.ranks[rank].turns[loop.number] - 1, 0)
+    return None
+
+
 def waits(facts: RanksFacts, parted: paths.Parting) -> list[Link]:
     """What each rank does at the parting."""
     several, chain = len({call.group for call in parted.calls.values() if call}) > 1, []
@@ -400,7 +422,7 @@ def collective_mismatch(facts: RanksFacts) -> Iterator[Finding]:
         elif left.place is not None and paths.jumps(facts, left.place):
             who, fix = f"Rank {left.rank} takes a branch that leaves out calls of the others", DECIDE
         each = "; ".join(re.sub(",? (its number|after) .*", "", link.what).replace("left", "ended") for link in chain)
-        title, where = f"{who} at call {parted.n + 1}: {each}", at(facts, left.line, left.rank)
+        title, where = f"{who} at call {parted.n + 1}: {each}", at(facts, left.line, left.rank, turn(facts, parted))
         yield finding("collective-mismatch", title, where, fix, chain=chain, timeout=LONGER)
 
 
@@ -490,6 +512,9 @@ def _reason(
     late, before, line = [n for n in one["late"] if n in apart], one["when"] == "before", first(one["lines"])
     if late and len(late) == len(apart):
         whole = Fix("Wrap the model when it is whole.", "model = DistributedDataParallel(model)")
+        if one.get("unfrozen"):  # the wrapper reduces what required a gradient when it was made
+            whole = Fix("Wrap the model again.", "model = DistributedDataParallel(model.module)")
+            return f"{listed(late)} were unfrozen after the wrapper was made", _unfrozen_at(facts), None, whole
         return f"{listed(late)} came in after the wrapper was made", _made_at(facts, late[0], late=True), None, whole
     if (after := next((e["lines"] for e in facts.all("gradients") if e["late"]), None)) is not None:
         order = Fix("Reduce first.", "loss.backward()\nreduce_gradients(model)\noptimizer.step()")

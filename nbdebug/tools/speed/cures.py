@@ -257,7 +257,7 @@ class Switch(Patches):
 
     def exchange(self, function: FunctionType, key_of: Callable[..., Any]) -> None:
         """`answering` for a function that has names nobody knows of: its code becomes one that calls a constant."""
-        code, stub = function.__code__, (lambda *args, **kwargs: "".__call__(*args, **kwargs)).__code__  # noqa: PLW0108
+        code, stub = function.__code__, (lambda *args, **kwargs: "".__call__(*args, **kwargs)).__code__  # type: ignore[operator]  # noqa: PLW0108
         own = FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
         own.__kwdefaults__ = function.__kwdefaults__
         answer = functools.partial(self.answering(key_of), own)
