@@ -18,6 +18,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
+
 from nbdebug.observe.variables import children
 from nbdebug.process import in_process
 from nbdebug.report import Finding, Report, RuledOut, Symptom, Table
@@ -32,6 +34,7 @@ from nbdebug.tools.checkpoint.rules import (
     missing_part,
     name_all,
     not_copied,
+    off_by_one,
     other_order,
 )
 from nbdebug.tools.checkpoint.run_state import LIBRARIES, ObservedRun, Put, RunState, form, kinds, plain
@@ -288,7 +291,10 @@ class _Proof:
     def findings(self) -> tuple[Finding, ...]:
         """What was not saved, or not put back, as the runs prove it: in words of `check_checkpoint` if it saw why."""
         counted = ("step-missing", "value-missing")  # a counter stands behind what it counts
-        found = sorted([*self._by_the_mode()] or self._causes(), key=lambda one: one.code.endswith(counted))
+        found = sorted(
+            [*self._by_the_mode()] or [*self._by_the_counter()] or self._causes(),
+            key=lambda one: one.code.endswith(counted),
+        )
         return tuple(found) or tuple(one for one in self.static if not one.code.endswith("-missing"))  # the runs decide
 
     def _cause(self, kind: str, name: str, proof: str, form: str = "") -> Finding:
@@ -395,6 +401,32 @@ class _Proof:
         if other and self._helps({put: self.state.parts.get(put)}):
             how = f"With the inputs of the other run put in, both agree, and `{other[0]}` is another than there"
             yield self._cause("value", other[0], how, "value")
+
+    def _by_the_counter(self) -> Iterator[Finding]:
+        """The resumed run is longer or shorter: does it equal the other with the file's counter one higher or lower?"""
+        more = [len(self.values[k]) - len(wanted) for k, wanted in self.wanted.items() if k != "weights"]
+        by = (max(more) > 0) - (min(more) < 0)
+        name = self.facts.entries.get("step", "") if by else ""
+
+        def resumed(seen: ObservedRun) -> Any:
+            load = torch.load
+
+            def counted(*args: Any, **kwargs: Any) -> Any:
+                state = load(*args, **kwargs)
+                if isinstance(state, dict) and type(state.get(name)) is int:
+                    state[name] += by
+                return state
+
+            torch.load = counted  # in this copy of the process
+            return self.resumed(seen)
+
+        try:
+            agree = bool(name) and self._compared(self._run(ObservedRun(), resumed)) == self.wanted
+        except Exception:  # the user's own functions, with a number that they do not know
+            return
+        tried, why = sum(map(len, self.wanted.values())), f"{self.difference}. With one {'more' if by > 0 else 'less'}"
+        if agree:
+            yield off_by_one(self.facts, name, by, f"{why} both agree", tried)
 
     def _by_the_data(self, other_rows: bool) -> Iterator[Finding]:
         """Causes that no state in a variable explains: a loop that counts from zero, an order that begins anew."""

@@ -640,6 +640,16 @@ GLOBAL = ("torch", "Python", "NumPy", "cuda")  # of these the global generators
     reference=LOADING,
 )
 @rule(
+    code="checkpoint/epoch-off-by-one",
+    title="The file counts one epoch (or step) too few or too many.",
+    symptom="Each restart adds an epoch to the run, and the learning rate comes one epoch late; or one is left out.",
+    cause="`epoch` is saved at its end as it is, and the loop begins with what was saved: that epoch runs again. Where "
+    "the loop adds one, too, to an `epoch + 1` in the file, one is left out.",
+    confirm="`nbdebug.resume_proof(resumed, uninterrupted, path)`: it loads the file with one more, and compares.",
+    fix="Save the epoch that comes next, `epoch + 1`, and begin the loop with it.",
+    reference=LOADING,
+)
+@rule(
     code="checkpoint/rng-not-restored",
     title="The random states were not saved, and the run draws from them.",
     symptom="Weights, optimizer and data agree at the stop, and the losses part at once: dropout or noise is another.",
@@ -717,6 +727,18 @@ def missing_part(
     evidence: dict[str, Any] = {"where": [name], "put back": name} if name else {}
     title = f"{facts.name} {fails}: {why or loss}"
     return finding(facts, code, title, fix, entries=sorted(facts.entries), **evidence)
+
+
+def off_by_one(facts: CheckpointFacts, name: str, by: int, why: str, tried: int) -> Finding:
+    """A counter in the file that is one behind (by: 1) or ahead (-1) of what comes next."""
+    does = "that is over, so the resumed run repeats it" if by > 0 else "one too far, so the resumed run leaves one out"
+    title = f"{facts.name} holds the `{name}` {does}: {why}"
+    code = f"state[{name!r}] = {name} + 1  # when saving"
+    if by < 0:
+        code = f"for {name} in range(state[{name!r}], last):  # nothing added to it"
+    after = {"tried": f"0 of {tried} values of both runs differ with {name} {by:+d}"}
+    fix = Fix("Save what comes next, and begin with it.", code, True, after)
+    return finding(facts, "epoch-off-by-one", title, fix, where=[name])
 
 
 def not_copied(facts: CheckpointFacts, file: str, line: int, why: str) -> Finding:

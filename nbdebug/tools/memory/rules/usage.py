@@ -109,8 +109,8 @@ def _stored_value(node: ast.stmt) -> Any:
 
 
 COLLECTED = 1 << 20
-"""Bytes that a step adds to a list. Predictions are collected on purpose; more than this in each step is 1 GiB after a
-thousand of them."""
+"""Bytes that a step adds to a list. Predictions are collected on purpose (a deque is for the newest ones); more than
+this in each step is 1 GiB after a thousand of them."""
 
 GRAPH = 16 << 20
 """Bytes that an evaluation's batch keeps for a backward; less than this fits wherever the model fits. In a step
@@ -364,7 +364,7 @@ def cache_unbounded(facts: MemoryFacts) -> Finding | None:
         (g for g in facts.growth if not g.emptied and not _is_view(g) and g.kind in GROWING),
         None,
     )
-    if growth is None or small(growth, COLLECTED if growth.kind in ("list", "deque", "tensor") else SMALL):
+    if growth is None or small(growth, COLLECTED if growth.kind in ("list", "tensor") else SMALL):
         return None
     by = max(growth.bytes, growth.plain)
     if growth.kind == "cache":
@@ -380,6 +380,8 @@ def cache_unbounded(facts: MemoryFacts) -> Finding | None:
         name = growth.holder or "kept"
         cure = f"{name}.pop(next(iter({name})))" if growth.kind == "dict" else f"del {name}[:-256]"
         fix = Fix("Keep a fixed number.", f"if len({name}) > 256:\n    {cure}", None, saving(by))
+        if growth.kind == "deque":
+            fix = Fix("Give it a length: the oldest are then dropped.", f"{name} = deque(maxlen=256)", None, saving(by))
         if growth.kind == "parts":
             code = f"{name} = ...  # made again, with the parameters that are needed"
             fix = Fix("Make it again, or take out what is no longer used.", code, None, saving(by))
