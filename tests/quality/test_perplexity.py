@@ -41,7 +41,7 @@ def mean(logits: torch.Tensor, tokens: torch.Tensor, **more: int) -> float:
 
 
 def planted(logits: torch.Tensor, tokens: torch.Tensor) -> Iterable[tuple[str, float]]:
-    """(code, number) of eleven mistakes of batches of 4."""
+    """(code, number) of twelve mistakes of batches of 4."""
     inner, ahead, real = logits[:, :-1], tokens[:, 1:], {"ignore_index": PAD}
     right = mean(inner, ahead, **real)
     batches = [mean(inner[i : i + 4], ahead[i : i + 4], **real) for i in range(0, len(tokens), 4)]
@@ -49,6 +49,7 @@ def planted(logits: torch.Tensor, tokens: torch.Tensor) -> Iterable[tuple[str, f
     summed = F.cross_entropy(inner.flatten(0, 1), ahead.flatten(), reduction="sum", **real).item()
     yield "padding-counted", math.exp(mean(inner, ahead))
     yield "padding-counted", math.exp(summed / ahead.numel())
+    yield "wrong-token-count", math.exp(summed / int((tokens != PAD).sum()))
     each = F.cross_entropy(inner.transpose(1, 2), ahead, reduction="none")[tokens[:, :-1] != PAD]
     yield "padding-counted", math.exp(each.mean().item())
     yield "mean-of-perplexities", sum(map(math.exp, batches)) / len(batches)
@@ -61,7 +62,7 @@ def planted(logits: torch.Tensor, tokens: torch.Tensor) -> Iterable[tuple[str, f
     yield "labels-not-shifted", math.exp(mean(logits[:, 1:], tokens[:, :-1], **real))
 
 
-def test_the_mistake_is_named_in_each_of_eleven() -> None:
+def test_the_mistake_is_named_in_each_of_twelve() -> None:
     logits, tokens = language(seed=11)
     for code, number in planted(logits, tokens):
         report = nbdebug.perplexity(logits, tokens, pad_id=PAD, batch_size=4, reported=number)

@@ -117,9 +117,9 @@ def _judged(
         sign = "input mask" if code == "padding-counted" and INPUT_MASK in words else code
         title = f"The reported perplexity, {figures(number, 4)}, is what comes out where {words}; it is {right}"
         with same_random_numbers():
-            fix = tried(reported, sign, pad_id, own.value) if len(codes) == 1 else None
+            where, fix = mended(reported, sign, pad_id if len(codes) == 1 else None, own.value)
         evidence = {"reported": number, "with the mistake": value, "right": own.value}
-        problems.append(Evidence(f"quality/{code}", title, values=evidence, where=where_of(reported, sign), fix=fix))
+        problems.append(Evidence(f"quality/{code}", title, values=evidence, where=where, fix=fix))
     return tuple(problems), (), (), number
 
 
@@ -305,6 +305,8 @@ def _means(nll: Any, real: Any, batch_size: int | None) -> Iterator[tuple[tuple[
     yield (), "", _exp(mean)
     yield ("padding-counted",), "padding is counted", _exp(nll.mean())
     yield ("padding-counted",), "the sum over real tokens is divided by all positions", _exp(nll[real].sum() / nll.size)
+    words = "the sum is divided by the number of all tokens, though nobody predicts the first of a text"
+    yield ("wrong-token-count",), words, _exp(nll[real].sum() / (real.sum() + len(nll)))
     sizes = {batch_size: f"batches of {batch_size}", 1: "single texts"} if batch_size else {1: "single texts"}
     for size, words in sizes.items():
         rows = [slice(i, i + int(size or 1)) for i in range(0, len(nll), int(size or 1))]
@@ -365,8 +367,8 @@ def functions_of(evaluate: Any) -> list[FunctionType]:
     return [own, *(f for f in called if isinstance(f, FunctionType) and f.__code__.co_filename == file)]
 
 
-def place(evaluate: Any, sign: str) -> tuple[str, ast.expr] | None:
-    """(file, expression) at which the mistake stands in the user's function; None where it can't be told."""
+def places(evaluate: Any, sign: str) -> Iterator[tuple[str, ast.expr]]:
+    """(file, expression) at which the mistake may stand in the user's functions, the likeliest first."""
     for function in functions_of(evaluate):
         file, first = function.__code__.co_filename, function.__code__.co_firstlineno
         body = [
@@ -382,9 +384,7 @@ def place(evaluate: Any, sign: str) -> tuple[str, ast.expr] | None:
         ]
         for fits in SIGNS[sign]:
             match = [node for node in inner if fits(node)]
-            if match:
-                return file, min(match, key=lambda node: (node.lineno, node.col_offset))
-    return None
+            yield from ((file, node) for node in sorted(match, key=lambda node: (node.lineno, node.col_offset)))
 
 
 def _call(*known: str) -> Callable[[ast.AST], bool]:
@@ -436,10 +436,27 @@ def _mask_of_inputs(node: ast.AST) -> bool:
     return bool(named)
 
 
+def _all_counted(node: ast.AST) -> bool:
+    """A count of tokens that begins with the first: `(tokens != pad).sum()`, `mask.sum()`."""
+    counted = isinstance(node, ast.Call) and _name(node.func) in ("sum", "count_nonzero", "numel", "len")
+    return counted and _tokens_in(node) is not None
+
+
+def _tokens_in(node: ast.AST) -> ast.expr | None:
+    """The whole tensor whose entries are counted: a name that is compared, or a mask's."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Compare) and isinstance(part.left, ast.Name):
+            return part.left
+        if isinstance(part, ast.Name) and "mask" in part.id:
+            return part
+    return None
+
+
 _MEAN = _call("mean", "fmean", "nanmean", "average")
 SIGNS: dict[str, tuple[Callable[[ast.AST], bool], ...]] = {
     "padding-counted": (_without_padding, _MEAN, _division, _call(*LOSSES, "gather")),
     "input mask": (_mask_of_inputs, _division, _MEAN),
+    "wrong-token-count": (_all_counted, _division),
     "mean-of-perplexities": (_call("exp"), _power_of_two, _MEAN, _division),
     "mean-of-batches": (_MEAN, _division, _call("exp")),
     "wrong-base": (_power_of_two, _call("exp2", "log2"), _call("exp")),
@@ -449,32 +466,33 @@ SIGNS: dict[str, tuple[Callable[[ast.AST], bool], ...]] = {
 """Code, or "input mask" → what stands at the mistake, the surest sign first."""
 
 
-def where_of(evaluate: Any, sign: str) -> Where:
-    """The user's line; an empty Where where `evaluate` is a number, or the line can't be told."""
-    found = place(evaluate, sign) if callable(evaluate) else None
-    if found is None:
-        return Where()
-    file, node = found
+def mended(evaluate: Any, sign: str, pad_id: int | None, right: float) -> tuple[Where, Fix | None]:
+    """The user's line, and an edit of it that gives the right number in their own function. An empty Where where
+    `evaluate` is a number or the line can't be told; no edit where none does."""
+    likely = list(places(evaluate, sign)) if callable(evaluate) else []
+    for file, node in likely if pad_id is not None else ():
+        changes = _changes(file, node, sign, str(pad_id))
+        edit = sources.edit_of(file, changes) if changes else None
+        if edit is None:
+            continue
+        with sources.edited_functions(edit) as exchanged:
+            value = number_of(evaluate) if exchanged else math.nan
+        if near(value, right, ROUNDED):
+            title = "Count what is predicted." if sign == "wrong-token-count" else "Leave padding out of the mean."
+            fix = Fix.of(title, edit, True, {"perplexity with it": figures(value, 4)})
+            return _where(file, node), fix
+    return (_where(*likely[0]) if likely else Where()), None
+
+
+def _where(file: str, node: ast.expr) -> Where:
     text = linecache.getline(file, node.lineno).strip()
     return Where(file=file, line=node.lineno, text=text, cell=cell_name(file))
 
 
-def tried(evaluate: Any, sign: str, pad_id: int | None, right: float) -> Fix | None:
-    """The edit that leaves padding out, run in the user's own function; None where the number is not right then."""
-    found = place(evaluate, sign) if callable(evaluate) and pad_id is not None else None
-    changes = _changes(*found, sign, str(pad_id)) if found is not None else {}
-    edit = sources.edit_of(found[0], changes) if found is not None and changes else None
-    if edit is None:
-        return None
-    with sources.edited_functions(edit) as exchanged:
-        value = number_of(evaluate) if exchanged else math.nan
-    if not near(value, right, ROUNDED):
-        return None
-    return Fix.of("Leave padding out of the mean.", edit, True, {"perplexity with it": figures(value, 4)})
-
-
 def _changes(file: str, node: ast.expr, sign: str, pad_id: str) -> dict[ast.AST, str]:
-    """What is written anew: the mask's slice, or the loss with padding ignored."""
+    """What is written anew: the mask's slice, the tokens that are counted, or the loss with padding ignored."""
+    if sign == "wrong-token-count" and (tokens := _tokens_in(node)) is not None:
+        return {tokens: f"{ast.unparse(tokens)}[:, 1:]"}
     if sign == "input mask" and isinstance(node, ast.Subscript) and _last_left_out(node):
         last = node.slice.elts[-1] if isinstance(node.slice, ast.Tuple) else node.slice
         return {last: "1:"}

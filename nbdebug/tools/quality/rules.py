@@ -114,6 +114,17 @@ names(
     reference=PERPLEXITY,
 )
 names(
+    "wrong-token-count",
+    ("Divide by the number of tokens that are predicted.", "count = (tokens[:, 1:] != pad_id).sum()"),
+    title="The loss is divided by another number of tokens than it was summed over.",
+    symptom="The perplexity is too low, by much for short texts and by little for long ones.",
+    cause="The loss is a sum over the tokens that are predicted, all but the first of each text, and the count has the "
+    "first ones, too.",
+    confirm="Compare the count with the number of losses that are not zero.",
+    fix="Count the shifted targets: `(tokens[:, 1:] != pad_id).sum()`.",
+    reference=PERPLEXITY,
+)
+names(
     "wrong-base",
     ("Raise e to nats (2 goes with bits alone).", "perplexity = math.exp(loss)"),
     title="The base of the exponential is not that of the loss.",
