@@ -840,3 +840,15 @@ def actor_critic_with_a_learned_temperature():
         scheduler=None,
         train=train,
     )
+
+
+@healthy
+def output_layer_that_is_fixed():
+    """The classes have directions of their own, at right angles, which are never trained; the features move to them."""
+    torch.manual_seed(35)
+    head = nn.Linear(16, 5, bias=False)
+    nn.init.orthogonal_(head.weight, 4.0)
+    head.requires_grad_(False)
+    model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 16), nn.LayerNorm(16), head)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3)
+    return made(model, optimizer, cross_entropy, loaders(*clusters(600, spread=2.5)), 8)

@@ -188,12 +188,19 @@ def _changes(run: TrainingRunFacts, retrainer: Retrainer, errors: ProbeErrors) -
     elif signs.rate_fell(run) is not None or signs.rate_stays_low(run):
         low = signs.rate_stays_low(run) and run.schedule is not None
         yield "level rate", RetrainChange(level=True, to=run.schedule.peak if low and run.schedule else None)
-    if any(f.held or f.fresh or (f.zero and f.dims > 1) for f in run.frozen) and signs.has_room(run):
-        yield "unfrozen", RetrainChange(unfreeze=tuple(f.name for f in run.frozen))
+    yield from _changes_of_frozen(run)
     layers, rates = _changes_of_layers(run, retrainer), _changes_of_rates(run)
     # what died may have died of the rate
     yield from itertools.chain(rates, layers) if signs.units_died(run) else itertools.chain(layers, rates)
     yield from _changes_of_penalties(run, retrainer)
+
+
+def _changes_of_frozen(run: TrainingRunFacts) -> Iterator[tuple[str, RetrainChange]]:
+    head = tuple(f.name for f in run.frozen if f.last and not f.normal)
+    if head and signs.has_room(run, signs.OF_A_HEAD):
+        yield signs.HEAD_UNFROZEN, RetrainChange(unfreeze=head)
+    if any(f.held or f.fresh or (f.zero and f.dims > 1) for f in run.frozen) and signs.has_room(run):
+        yield "unfrozen", RetrainChange(unfreeze=tuple(f.name for f in run.frozen))
 
 
 def _evaluate(names: Sequence[str], model: nn.Module) -> None:

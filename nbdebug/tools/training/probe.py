@@ -516,13 +516,15 @@ def _frozen(arguments: LoopArguments, order: Iterable[str]) -> tuple[Parameter, 
     """Parameters that the forward uses and that are not trained."""
     held = {id(p) for o in arguments.optimizers for g in o.param_groups for p in g["params"]}
     used, frozen = set(order), []
+    last = [name for name in order if any(True for _ in arguments.model.get_submodule(name).parameters(recurse=False))]
     for name, p in arguments.model.named_parameters():
         owner = name.rpartition(".")[0]
         if p.requires_grad or (used and owner not in used):
             continue
         normal = "Norm" in type(arguments.model.get_submodule(owner)).__name__
         row = Parameter(name, owner, p.numel(), p.dim(), False, id(p) in held, True, False, None)
-        frozen.append(dataclasses.replace(row, zero=not bool(p.detach().any()), normal=normal, fresh=is_fresh(p)))
+        row = dataclasses.replace(row, zero=not bool(p.detach().any()), normal=normal, fresh=is_fresh(p))
+        frozen.append(dataclasses.replace(row, last=owner in last[-1:]))
     return tuple(frozen)
 
 

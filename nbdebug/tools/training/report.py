@@ -52,7 +52,7 @@ EXPERIMENTS = {
     "label-noise": ("without suspect labels",),
     "plateau": ("level rate",),
     "scheduler-order": ("level rate",),
-    "frozen-parameters": ("unfrozen",),
+    "frozen-parameters": (signs.HEAD_UNFROZEN, "unfrozen"),
     "dead-relu": ("rescaled", "normalized"),
     "saturated-activation": ("rescaled", "normalized"),
     "vanishing-gradients": ("relu",),

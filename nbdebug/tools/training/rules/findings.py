@@ -15,7 +15,7 @@ from nbdebug.tools.training.facts import (
     HeldOut,
     TrainingRunFacts,
 )
-from nbdebug.tools.training.rules.signs import BETTER, FROZEN_EVALUATED, helps
+from nbdebug.tools.training.rules.signs import BETTER, FROZEN_EVALUATED, HEAD_UNFROZEN, helps
 from nbdebug.tools.training.static_facts import StaticFacts, TellingFeature
 
 EXPERIMENT = "experiment"
@@ -32,6 +32,7 @@ CURES = {
     "without the batch": ("one bad batch", "without {batch}"),
     "shuffled": ("the order of the samples", "shuffled"),
     "level rate": ("a learning rate that falls too early", "with a constant learning rate"),
+    HEAD_UNFROZEN: ("a frozen output layer", "with the output layer trained"),
     "unfrozen": ("frozen parameters", "with all of them trained"),
     "without suspect labels": ("wrong labels", "without the samples whose label the model contradicts"),
     "rescaled": ("the size of the initial weights", "with each layer's output scaled to size one"),

@@ -802,7 +802,20 @@ def _in_time(facts: TrainingFacts, run: TrainingRunFacts) -> Finding | None:
 def frozen_in_run(facts: TrainingFacts) -> Finding | None:
     """training/frozen-parameters, as a run shows it; the rule is declared beside what preflight sees of it."""
     run = facts.run
-    if run is None or not run.frozen or not signs.has_room(run):
+    if run is None or not run.frozen:
+        return None
+    if head := signs.frozen_head(facts):
+        trained, owner = run.experiments[signs.HEAD_UNFROZEN], head[0].module
+        return finding(
+            "frozen-parameters",
+            f"`{owner}`, the layer that makes the output, is frozen, and the layers before it are trained; "
+            f"{_loss_stays(run)}",
+            [f.name for f in head],
+            [tested_fix("Train it.", f"{submodule(owner)}.requires_grad_(True)  # before the optimizer", trained)],
+            module=owner,
+            evidence={"frozen": [f.name for f in head], "trained elements": run.trained_elements},
+        )
+    if not signs.has_room(run):
         return None
     experiment, zeros = run.experiments.get("unfrozen"), [f for f in run.frozen if f.zero and f.dims > 1]
     matrices = [f for f in run.frozen if f.dims > 1]

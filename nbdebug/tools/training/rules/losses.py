@@ -17,7 +17,7 @@ from nbdebug.tools.training.rules.findings import (
     without_call,
     wrong_call,
 )
-from nbdebug.tools.training.rules.signs import MUCH_BETTER, helps
+from nbdebug.tools.training.rules.signs import MUCH_BETTER, frozen_head, helps
 from nbdebug.tools.training.static_facts import (
     LossCall,
     StaticFacts,
@@ -202,7 +202,7 @@ def wrong_output_activation(facts: TrainingFacts) -> Finding | None:
                 f"`{call.op}` gets cosines{at_line(where)}, which lie between -1 and 1: without a scale the loss can "
                 f"never fall below {figures(call.floor or 0.0)}"
             )
-        elif call.bounded and call.op == "cross_entropy" and helps(scaled, MUCH_BETTER):
+        elif call.bounded and call.op == "cross_entropy" and helps(scaled, MUCH_BETTER) and not frozen_head(facts):
             title = (
                 f"Whatever the weights, the scores stay small (from {figures(call.low)} to {figures(call.high)} at the "
                 f"start){at_line(call.where)}, so that `{call.op}` can't become certain"

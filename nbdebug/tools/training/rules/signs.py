@@ -18,9 +18,10 @@ from nbdebug.tools.training.facts import (
     ModuleMode,
     RegularizerTrial,
     TimeGradient,
+    TrainingFacts,
     TrainingRunFacts,
 )
-from nbdebug.tools.training.static_facts import StaticFacts, UnitsFact
+from nbdebug.tools.training.static_facts import Parameter, StaticFacts, UnitsFact
 
 ADAPTIVE = ("Ada", "NAdam", "RAdam", "RMSprop", "Rprop", "LBFGS", "Lion", "Sophia", "Muon", "LAMB", "Lamb")
 """In the names of optimizers whose steps don't grow with the loss (AdamW and Adafactor among the first)."""
@@ -30,6 +31,8 @@ LEARNS_NOTHING = 0.9
 AutoTrainer: less than 0.01 of accuracy)."""
 LEARNS_LITTLE = 0.5
 """A run that keeps this share of its first loss has room left, so that an experiment may show what is missing."""
+OF_A_HEAD = 0.2
+"""The same, where the layer that makes the output is not trained: it can be little (the experiment has to halve it)."""
 DIVERGES = 2.0
 """A loss this many times the first one is not the noise of batches (fastai's and Lightning's learning rate finders stop
 at 4 times the best)."""
@@ -83,7 +86,7 @@ STALE = 0.5
 BETTER = 0.7
 """An experiment helps when it ends at this share of the loss as it was, or below: far more than two seeds differ."""
 MUCH_BETTER = 0.5
-FROZEN_EVALUATED = "frozen part evaluated"
+FROZEN_EVALUATED, HEAD_UNFROZEN = "frozen part evaluated", "output layer unfrozen"
 OTHER_ORDER = "the batches in another order"
 """A trial that regularizes nothing: what it changes is noise."""
 AMONG_TEN = 3.0
@@ -511,6 +514,19 @@ def helps(experiment: Experiment | None, by: float = BETTER) -> bool:
         and math.isfinite(experiment.end_changed)
         and experiment.end_changed < by * experiment.end_as_is
     )
+
+
+def frozen_head(facts: TrainingFacts) -> list[Parameter]:
+    """The frozen layer that makes the output, where the loss compares that alone with targets of the batch, and much
+    more is learned where this layer is trained too. A head that is fixed on purpose leaves little to be learned."""
+    run, calls = facts.run, facts.static.loss_calls
+    experiment = None if run is None else run.experiments.get(HEAD_UNFROZEN)
+    if run is None or experiment is None or len(calls) != 1 or calls[0].target is None:
+        return []
+    if not helps(experiment, MUCH_BETTER) or not helps_validation(experiment, BETTER):
+        return []
+    made = {p.name for p in facts.static.parameters if p.last}
+    return [f for f in run.frozen if f.last and f.name in made and not f.normal]
 
 
 def helps_validation(experiment: Experiment, by: float = 1.0) -> bool:
