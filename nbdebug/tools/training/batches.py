@@ -47,6 +47,7 @@ from nbdebug.tools.training.evaluate import (
     is_generator,
     preserve_rng,
     repeatable_loss,
+    same_values,
     samples_of,
     save_rng,
     takes_fewer_rows,
@@ -589,6 +590,13 @@ def _fingerprint(item: Any) -> str:
         if not isinstance(part, torch.Tensor):
             digest.update(part.tobytes() if hasattr(part, "tobytes") else repr(part).encode())
     return digest.hexdigest()
+
+
+def copies_of_one(batches: Sequence[Any]) -> int:
+    """The rows of a batch, where all of these are the same one; else 0."""
+    first, *others = map(tensors_in, batches or [[]])
+    alike = bool(others) and all(same_values(first, other) for other in others)
+    return len(first[0]) if alike and first[0].dim() else 0
 
 
 def first_row(rows: Any) -> Any:

@@ -288,27 +288,28 @@ class TrainingRunFacts:
     trainer: the package whose trainer runs the loop ("transformers", "lightning"; "": the user does).
     step_numbers: what the callback was given, loss by loss; others_step: an optimizer of another model steps; moved:
     the loop has changed the model's parameters (True, too, where an optimizer steps); unused: see UpdateWatch; idle,
-    starved: optimizers that never step, or never find a gradient; unclipped: the limit and the line of clipping that
-    finds no gradient in its first calls; loss_from: the expression of the loop that is taken
-    for the loss, and its line; reward: of a policy gradient, whose loss is no measure, the variable with what a step
-    brought ("": none) and its course; reward_slope: the correlation of rewards with what the loss multiplies
-    log-probabilities by (0: these are all alike); trains_critic: see loop_frames.py; follows: a model that gives
-    targets and follows this one: the evaluations are then the start and the end against its end; unheld: other models
-    that get gradients, have initial values, and are in no optimizer that steps, with their elements; adversaries:
-    several optimizers, given or not, step after backward passes of their own; places: the user's lines, by what they
-    do; mode_losses: the validation loss in train mode and in eval mode; regularization: the largest weight decay and
-    dropout, clip; spike, held_out, factor: see experiments.py; recalls: class → (samples or pixels of it in the fixed
-    batches, how many of them the model finds at the end); repeats: a plain loop comes to the same losses; severed:
-    where a term of the loss is cut off from all parameters that are trained by it; outweighs: the share of the term
-    that the experiment "weaker term" has weakened; one_label: see LoopRun; edits: by the cause, an edit of the user's
-    lines that was run. stopped_at: batches of the last pass, where the loop left it early; bad_end: a loss at the end
-    that is not finite, and where, in a sentence; linear: the model as a whole is a linear function of its input.
-    set_back, drawn_anew: see SetBack. still: a copy of the model that gives targets and never changes: its name, and
-    the loss at the end with it as it is, and with the values of the model's end. statistics: the name of a model ("":
-    the watched one) and of what it averages, the momentum of its batch normalization, its loss at the end, and with
-    statistics that are those of the data. lost_level: see `outputs.lost_level`. renumbered: see `interventions`.
-    accumulation: see `outputs.FirstLosses`. floor, at_floor: see `StaticFacts.floor`. validations: the steps after
-    which the loop read val_loader; None where that is not known."""
+    starved: optimizers that never step, or never find a gradient; first_alone: rows of the first batch, where each step
+    begins a pass and reads that, the same each time; unclipped: the limit and the line of clipping that finds no
+    gradient in its first calls; loss_from: the expression of the loop that is taken for the loss, and its line; reward:
+    of a policy gradient, whose loss is no measure, the variable with what a step brought ("": none) and its course;
+    reward_slope: the correlation of rewards with what the loss multiplies log-probabilities by (0: these are all
+    alike); trains_critic: see loop_frames.py; follows: a model that gives targets and follows this one: the evaluations
+    are then the start and the end against its end; unheld: other models that get gradients, have initial values, and
+    are in no optimizer that steps, with their elements; adversaries: several optimizers, given or not, step after
+    backward passes of their own; places: the user's lines, by what they do; mode_losses: the validation loss in train
+    mode and in eval mode; regularization: the largest weight decay and dropout, clip; spike, held_out, factor: see
+    experiments.py; recalls: class → (samples or pixels of it in the fixed batches, how many of them the model finds at
+    the end); repeats: a plain loop comes to the same losses; severed: where a term of the loss is cut off from all
+    parameters that are trained by it; outweighs: the share of the term that the experiment "weaker term" has weakened;
+    one_label: see LoopRun; edits: by the cause, an edit of the user's lines that was run. stopped_at: batches of the
+    last pass, where the loop left it early; bad_end: a loss at the end that is not finite, and where, in a sentence;
+    linear: the model as a whole is a linear function of its input. set_back, drawn_anew: see SetBack. still: a copy of
+    the model that gives targets and never changes: its name, and the loss at the end with it as it is, and with the
+    values of the model's end. statistics: the name of a model ("": the watched one) and of what it averages, the
+    momentum of its batch normalization, its loss at the end, and with statistics that are those of the data.
+    lost_level: see `outputs.lost_level`. renumbered: see `interventions`. accumulation: see `outputs.FirstLosses`.
+    floor, at_floor: see `StaticFacts.floor`. validations: the steps after which the loop read val_loader; None where
+    that is not known."""
 
     losses: tuple[float, ...] = ()
     trainer: str = ""
@@ -322,6 +323,7 @@ class TrainingRunFacts:
     starved: tuple[str, ...] = ()
     unclipped: tuple[float, Where] | None = None
     passes: int = 0
+    first_alone: int = 0
     seconds: float = 0.0
     optimizer: str = ""
     loss_from: str = ""

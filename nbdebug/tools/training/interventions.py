@@ -60,8 +60,8 @@ USED, FALLS, FAR_BELOW = 0.4, 0.7, 0.5
 """… and with a hundredth of the term they use them, and fall to that share (to the last, where they hardly did)."""
 GAINED = 4.0
 """A gain that grows so many times, and that many times its size a term that keeps it small."""
-IDLE, TIMES = 0.9, 20.0
-"""Of its share at the start, what a term keeps that learns nothing; how many times as large the other one is."""
+IDLE, TIMES = 0.8, 20.0
+"""Of its share at the start, what a term keeps that learns little; how many times as large the other one is."""
 COMMON, FOUND, MISSED, MOSTLY = 0.5, 0.9, 0.4, 0.5
 """Share of the commonest class, its recall, and the mean F1 of the others, from which they may be drowned; where it is
 better, and single ones are missed: the share of their errors that is taken for the commonest."""
@@ -302,7 +302,9 @@ def outweighing_term(
     before = _Shares(ends, count)
     suspects = [k for k in range(count) if before.is_suspect(k) or before.drowns_gain(k) or k in held]
     for k in sorted(suspects, key=lambda k: -abs(before.plain[k]))[:2]:
-        change = RetrainChange(loss_fn=weaken(loss_fn, k, 0.01))
+        sizes = [abs(share) for _, share in measured.first] if k in held else []
+        evenly = sum(sizes) / sizes[k] - 1 if sizes else 1.0  # the size of the others, over this one's
+        change = RetrainChange(loss_fn=weaken(loss_fn, k, min(0.01, evenly)))
         weaker = retrainer.train(change, steps, at_end=lambda: _shares_and_dealt(retrainer))
         after = _Shares(weaker.at_end, count)
         rise = after.rise(k)

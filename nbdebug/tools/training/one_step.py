@@ -752,6 +752,18 @@ def _flat_places(step: StepGraph, table: Sequence[Parameter]) -> list[DetachedAt
     return []
 
 
+def at_bound(step: StepGraph) -> Where | None:
+    """Where no parameter gets anything but zeros: the last op before the loss that moved each of its values to a bound,
+    where its slope is zero."""
+    if any(g is not None and bool(g.any()) for g in step.gradients.values()):
+        return None
+    for call in reversed(step.calls.calls):
+        pair = [t for tensors in (call.inputs[:1], call.outputs[:1]) for t in tensors]
+        if call.op in BOUNDING and call.params and len(pair) == 2 and pair[0].shape == pair[1].shape:
+            return call.where if bool((pair[0] != pair[1]).all()) else None
+    return None
+
+
 def _dropped_losses(step: StepGraph, table: Sequence[Parameter]) -> Iterator[DetachedAt]:
     """A single number, with its graph, of parameters that have no other effect, and which never comes into the loss."""
     calls = step.calls
@@ -793,6 +805,8 @@ def loss_depends_on(parameters: Sequence[torch.Tensor], loss: Callable[[], float
                 p.copy_(value)
 
 
+BOUNDING = frozenset("clamp clip clamp_min clamp_max relu relu6 hardtanh".split())
+"""Ops that give a bound for what is beyond it, and other values as they are."""
 CANCELS = frozenset(
     "sub __sub__ rsub __rsub__ div __truediv__ true_divide softmax log_softmax softmin normalize layer_norm batch_norm "
     "group_norm instance_norm".split()
@@ -823,7 +837,7 @@ def cancelled(model: nn.Module, loss_fn: LossFn, batch: Any, names: Collection[s
     for a, b in zip(first, second) if [c.op for c in first] == [c.op for c in second] else ():
         moved = [not _alike(x, y) for x, y in zip((*a.outputs, *a.inputs), (*b.outputs, *b.inputs))]
         constant = a.op in CANCELS and a.params & mask and any(moved) and not any(moved[: len(a.outputs)])
-        if constant and not _is_saturated(a.op, a.outputs[0]):
+        if constant and not _is_saturated(a.op, a.outputs[0]) and bool(a.outputs[0].isfinite().any()):
             at = runs[0].positions(a.params & mask)
             return dataclasses.replace(detached_at(runs[0], a, set(at)), how="cancels")
     return None

@@ -47,6 +47,7 @@ from nbdebug.tools.training.facts import TrainingFacts
 from nbdebug.tools.training.fixes import attempt, edit_fixes, fix_for, overfit_batch, patched
 from nbdebug.tools.training.one_step import (
     StepGraph,
+    at_bound,
     calls_for,
     detached_places,
     foreign_tensors,
@@ -333,6 +334,7 @@ class _Probes:
             bad_gradients=tuple(
                 name for name, p in step.calls.parameters if name and has_nonfinite(step.gradients.get(id(p)))
             ),
+            at_bound=self._probe("Where all values are at a bound", lambda: at_bound(step), None),
             detached=self._probe(
                 "Cuts of the graph",
                 lambda: (

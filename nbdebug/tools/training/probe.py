@@ -25,6 +25,7 @@ from nbdebug.observe.validation import OUTPUT_FORM, check_loss, check_model, los
 from nbdebug.report import Where
 from nbdebug.text import count, figures
 from nbdebug.tools.training import retrain
+from nbdebug.tools.training.batches import copies_of_one
 from nbdebug.tools.training.evaluate import (
     MOST,
     FixedBatches,
@@ -78,7 +79,7 @@ from nbdebug.tools.training.outputs import lost_level
 from nbdebug.tools.training.regularizers import regularizers
 from nbdebug.tools.training.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
 from nbdebug.tools.training.rows import out_of_step, over_ends, paired_anew
-from nbdebug.tools.training.rules import name_all, signs, slug
+from nbdebug.tools.training.rules import is_weak, name_all, signs
 from nbdebug.tools.training.signals import Order, activation_units, gradient_flow
 from nbdebug.tools.training.static_facts import SAME_LOSS, DetachedAt, Parameter, StaticFacts, UnitsFact
 
@@ -376,6 +377,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         starved=tuple(_starved(run)),
         unclipped=None if clip is None else (clip[0], at_site(Where(), clip[1])),
         passes=run.reading.passes,
+        first_alone=copies_of_one(run.saved.batches[:STEPS]) if run.reading.read == run.reading.passes >= STEPS else 0,
         seconds=run.seconds,
         optimizer=" and ".join(type(o).__name__ for o in arguments.optimizers),
         optimizers=len(arguments.optimizers),
@@ -705,7 +707,7 @@ def _experiment_facts(
     start.restore()
     if facts.repeats or _is_known_to_differ(facts):
         facts = experiments(facts, retrainer, steps, errors, _result_as_is(facts, steps))
-        if facts.repeats and all(slug(f) in WEAK for f in name_all(TrainingFacts(static, facts))):
+        if facts.repeats and all(is_weak(facts, f) for f in name_all(TrainingFacts(static, facts))):
             facts = interventions(facts, retrainer, steps, static, errors)
         if arguments.regularize:
             facts = errors.run("Regularization", lambda: regularizers(facts, retrainer, steps, static), facts)
@@ -730,10 +732,6 @@ def _batches(
     if run.saved.batches and run.reading.read == len(run.saved.batches):
         return run.saved.batches[:count], []
     return batches_of(arguments.train_loader, count, passes=True), []
-
-
-WEAK = frozenset({"underfit", "overfit", "model-too-large-for-data", "vanishing-gradients", "class-imbalance"})
-"""Causes that may be consequences of one that only an intervention shows."""
 
 
 def _start_facts(facts: TrainingRunFacts, run: LoopRun, retrainer: Retrainer, errors: ProbeErrors) -> TrainingRunFacts:

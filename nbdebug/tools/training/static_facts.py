@@ -441,6 +441,7 @@ class StaticFacts:
     parameters: tuple[Parameter, ...] = ()
     placed: str = ""
     detached: tuple[DetachedAt, ...] = ()
+    at_bound: Where | None = None
     foreign: ForeignTensors | None = None
     never_frozen: tuple[tuple[str, ...], Where] | None = None
     loss_calls: tuple[LossCall, ...] = ()

@@ -22,8 +22,18 @@ import dataclasses
 
 from nbdebug.registry import rules
 from nbdebug.report import Finding, Link
-from nbdebug.tools.training.facts import TrainingFacts
-from nbdebug.tools.training.rules import batch_mixing, data, labels, layers, learning_rate, loop, losses, overfitting
+from nbdebug.tools.training.facts import TrainingFacts, TrainingRunFacts
+from nbdebug.tools.training.rules import (
+    batch_mixing,
+    data,
+    labels,
+    layers,
+    learning_rate,
+    loop,
+    losses,
+    overfitting,
+    signs,
+)
 
 DECLARED = (layers, batch_mixing, data, losses, labels, loop, learning_rate, overfitting)
 """Where the rules stand: to import these modules is to declare them."""
@@ -85,6 +95,10 @@ FOLLOWS = frozenset(ORDER[ORDER.index("loss-spike") :])
 """What may be a consequence: it is folded into a cause that stands before it in ORDER."""
 
 
+WEAK = frozenset({"underfit", "overfit", "model-too-large-for-data", "vanishing-gradients", "class-imbalance"})
+"""Causes that may be consequences of another one."""
+
+
 def name_all(facts: TrainingFacts) -> list[Finding]:
     """The findings, most likely first, with consequences folded into their cause."""
     checks = [layers.frozen_in_run, *(r.check for r in rules("training"))]
@@ -96,6 +110,15 @@ def name_all(facts: TrainingFacts) -> list[Finding]:
     causes = [f for f in others if slug(f) not in FOLLOWS]
     consequences = tuple(Link(f"also: {f.title}", f.where) for f in others if slug(f) in FOLLOWS)
     return [dataclasses.replace(first, chain=(*first.chain, *consequences)), *causes]
+
+
+def is_weak(run: TrainingRunFacts, finding: Finding) -> bool:
+    """Whether it may be a consequence of a cause that only an intervention shows."""
+    clipped = run.experiments.get("clip")
+    little = (
+        slug(finding) == "exploding-gradients" and clipped is not None and not signs.helps(clipped, signs.MUCH_BETTER)
+    )
+    return slug(finding) in WEAK or little
 
 
 def slug(finding: Finding) -> str:

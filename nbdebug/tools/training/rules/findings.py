@@ -49,7 +49,7 @@ CURES = {
     "matched": ("targets in no order", "against the targets in the order that is nearest"),
     "scores*100": ("scores that stay small", "with scores a hundred times as large"),
     "scores*10": ("scores that stay small", "with scores ten times as large"),
-    "weaker term": ("a term that outweighs the others", "with a hundredth of its gradient"),
+    "weaker term": ("a term that outweighs the others", "with a hundredth of its gradient or less"),
     "standardized": ("inputs that are off scale", "with inputs of mean 0 and deviation 1"),
     "reference": ("a model that is too simple", "with a network of two hidden layers of 128 units"),
 }

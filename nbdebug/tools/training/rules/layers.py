@@ -696,7 +696,7 @@ def vanishing_gradients(facts: TrainingFacts) -> Finding | None:
         return None
     norms = run.gradient_norms
     if len(norms) >= 20 and norms.count(0.0) > FLAT * len(norms) and signs.last_loss(run) > 0 and not signs.flat(run):
-        return _flat_loss(run)
+        return _flat_loss(run, facts.static.at_bound)
     experiment = run.experiments.get("relu")
     if run.optimizers > 1 and not signs.helps(experiment):
         return None  # the losses of adversaries need not fall
@@ -748,18 +748,27 @@ def _scaled_down(run: TrainingRunFacts, small: SmallFactor) -> Finding:
     )
 
 
-def _flat_loss(run: TrainingRunFacts) -> Finding:
-    """Gradients of exactly zero, for all parameters."""
+def _flat_loss(run: TrainingRunFacts, bound: Where | None) -> Finding:
+    """Gradients of exactly zero, for all parameters. bound: the op whose bound all values were moved to."""
     zero, steps = run.gradient_norms.count(0.0), len(run.gradient_norms)
     advice = "Give the loss a slope there: GIoU for boxes that don't meet, no clamp of what is to be learned."
+    fix = Fix(advice, "loss = torchvision.ops.generalized_box_iou_loss(boxes, targets).mean()")
+    why = ""
+    if bound is not None:
+        why = f". `{bound.op}` moves all values to its bound{at_line(bound)}, where it has no slope"
+        fix = Fix("Bound the output in evaluation alone, or by a function with a slope.", "output = output.sigmoid()")
     return finding(
         "vanishing-gradients",
         f"The loss has no slope where the model is: in {zero} of {count(steps, 'step')} the gradient of all parameters "
-        f"is exactly zero, and {_loss_stays(run)}",
-        ["loss_fn", *run.stale.functions],
-        [Fix(advice, "loss = torchvision.ops.generalized_box_iou_loss(boxes, targets).mean()")],
+        f"is exactly zero, and {_loss_stays(run)}{why}",
+        [
+            *([bound.op or "", bound.module or "", "forward"] if bound is not None else []),
+            "loss_fn",
+            *run.stale.functions,
+        ],
+        [fix],
         run=run,
-        place=run.places.get("backward"),
+        place=bound or run.places.get("backward"),
         evidence={"steps with a gradient of zero": zero, "steps": steps},
     )
 

@@ -288,8 +288,8 @@ def exploding_gradients(facts: TrainingFacts) -> Finding | None:
         return None
     back, forth = signs.gradient_growth(run), signs.activation_growth(run)
     experiment = run.experiments.get("clip")
-    if not signs.explodes_at_start(run) and signs.lower_rate_helps(run):
-        return None  # the cause is the learning rate
+    if not signs.explodes_at_start(run) and signs.lower_rate_helps(run) or "weaker term" in run.experiments:
+        return None  # the cause is the learning rate, or one of the loss's terms
     if max(back[0], forth[0]) <= signs.GROWTH and not signs.helps(experiment):
         return None
     what, (factor, name) = ("gradients", back) if back[0] >= forth[0] else ("activations", forth)

@@ -123,8 +123,8 @@ def _outweighing_term(run: TrainingRunFacts, experiment: Experiment) -> Finding:
     return finding(
         "over-regularized",
         f"A term of the loss outweighs the others{at_line(place) if place else ''}: with it they stay at "
-        f"{figures(experiment.end_as_is)} and hardly use the inputs; with a hundredth of its gradient they fall "
-        f"to {figures(experiment.end_changed)}",
+        f"{figures(experiment.end_as_is)} and hardly use the inputs; with a hundredth of its gradient or less they "
+        f"fall to {figures(experiment.end_changed)}",
         ["loss_fn", "model"],
         [tested_fix(*PENALTIES["weaker term"][2:], experiment)],
         run=run,
@@ -216,6 +216,8 @@ def _is_a_guess(facts: TrainingFacts, loss: float) -> bool:
 )
 def unshuffled_data(facts: TrainingFacts) -> Finding | None:
     run, experiment = facts.run, facts.experiment("shuffled")
+    if run is not None and 0 < run.first_alone < (run.samples or 0) and run.losses[-1] < 0.5 * signs.last_loss(run):
+        return _first_alone(run)
     if facts.static.drawn is not None:
         return _partly_drawn(*facts.static.drawn)
     if run is None:
@@ -245,6 +247,22 @@ def unshuffled_data(facts: TrainingFacts) -> Finding | None:
             "classes": order.all_classes,
             "read in the dataset's order": order.sequential,
         },
+    )
+
+
+def _first_alone(run: TrainingRunFacts) -> Finding:
+    """A pass that is begun for each step, over a loader that gives the same batch first each time."""
+    rows, end = run.first_alone, signs.last_loss(run)
+    return finding(
+        "unshuffled-data",
+        f"Each of {count(run.passes, 'step')} begins a pass over `train_loader` and reads its first batch, the same "
+        f"one each time: {rows:,} of {run.samples or 0:,} samples are seen. On them the loss ends at "
+        f"{figures(run.losses[-1])}, on others of the training data at {figures(end)}",
+        ["train_loader", "iter", "next", *run.stale.functions],
+        [Fix("Begin a pass once, and take its batches one after the other.", "for batch in train_loader: ...")],
+        run=run,
+        place=run.places.get("backward"),
+        evidence={"samples seen": rows, "samples": run.samples},
     )
 
 
@@ -409,14 +427,16 @@ def zero_loss(facts: TrainingFacts) -> Finding | None:
         return finding("zero-loss", title, ["loss_fn", "train_loader"], [fix], run=run)
     if not all(zeros[:ZEROS]) or sum(zeros) < 0.5 * len(zeros):
         return None
-    norm = max(signs.finite(run.gradient_norms), default=0.0)
+    norm, bound = max(signs.finite(run.gradient_norms), default=0.0), facts.static.at_bound
+    why = f". `{bound.op}` moves all values to its bound{at_line(bound)}" if bound is not None else ""
     return finding(
         "zero-loss",
         f"The loss is exactly zero from the first step on ({sum(zeros)} of {len(zeros)} steps), and the largest "
-        f"gradient norm is {figures(norm)}: the model has nothing to learn",
+        f"gradient norm is {figures(norm)}: the model has nothing to learn{why}",
         ["loss_fn", "train_loader"],
         [PRINT_LOSS_INPUTS],
         run=run,
+        place=bound,
         step=run.step_numbers[0],
         evidence={"steps with a loss of zero": sum(zeros), "largest gradient norm": norm},
     )
