@@ -171,8 +171,9 @@ class DataTable:
                 yield self.problem("nonfinite-values", int(row), f"{name}: {value}")
 
     def _marks(self) -> Iterator[Problem]:
-        """Numbers that stand for "not measured"."""
-        for name in self.numeric:
+        """Numbers that stand for "not measured": in inputs, and in a label with decimals, which is no class."""
+        measured = self.label and self._is_number(self.label) and (self.number_column(self.label) % 1 > 0).any()
+        for name in [*self.numeric, *[self.label] * bool(measured)]:
             values = self.number_column(name)
             for row in numpy.flatnonzero(numpy.isin(values, sentinels(values))):
                 self.marks.setdefault(str(self.column(name).iloc[row]))
