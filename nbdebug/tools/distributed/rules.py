@@ -514,7 +514,12 @@ def _reason(
         whole = Fix("Wrap the model when it is whole.", "model = DistributedDataParallel(model)")
         if one.get("unfrozen"):  # the wrapper reduces what required a gradient when it was made
             whole = Fix("Wrap the model again.", "model = DistributedDataParallel(model.module)")
-            return f"{listed(late)} were unfrozen after the wrapper was made", _unfrozen_at(facts), None, whole
+            return (
+                f"{listed(late)} {'was' if len(late) == 1 else 'were'} unfrozen after the wrapper was made",
+                _unfrozen_at(facts),
+                None,
+                whole,
+            )
         return f"{listed(late)} came in after the wrapper was made", _made_at(facts, late[0], late=True), None, whole
     if (after := next((e["lines"] for e in facts.all("gradients") if e["late"]), None)) is not None:
         order = Fix("Reduce first.", "loss.backward()\nreduce_gradients(model)\noptimizer.step()")

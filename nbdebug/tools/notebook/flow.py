@@ -109,6 +109,7 @@ def _of_one(
     if binding.how != "assign":
         yield from _default_shared(name, value, binding, names, history)
         yield from _unread(name, value, binding, names, history)
+        yield from _default_of_before(name, value, binding, names, history)
         if issubclass(type(value), type):
             yield from _filled_by_all(name, value, binding, history)
         return
@@ -181,6 +182,39 @@ def _default_shared(
             code = f"{parameter}=None\n    {parameter} = {kind}() if {parameter} is None else {parameter}"
             fix = ("Make it in the function.", code)
             yield told(SHARED, title, (name, parameter, *held), fix, history.place(binding))
+
+
+def _default_of_before(
+    name: str, value: Any, binding: CellBinding, names: Mapping[str, Any], history: CellHistory
+) -> Iterator[Told]:
+    """`def noisy(rows, level=level)`, called without `level` after a cell has given `level` another number."""
+    if type(value) is not FunctionType or not isinstance(binding.node, FUNCTIONS):
+        return
+    arguments = [a.arg for a in (*binding.node.args.posonlyargs, *binding.node.args.args)]
+    written = binding.node.args.defaults
+    for node, kept in zip(written, value.__defaults__ or ()):
+        read, place = dotted(node), len(arguments) - len(written) + written.index(node)
+        now, since = names.get(read), history.bindings(read)[-1:]
+        plain = type(kept) in (int, float, str, bool) and type(now) is type(kept) and now != kept
+        if (
+            not plain
+            or not since
+            or read != arguments[place]
+            or since[0].how != "assign"
+            or since[0].number <= binding.number
+        ):
+            continue
+        for at, call in calls_after(history, since[0].at, name):
+            given = len(call.args) > place or any(k.arg in (None, read) for k in call.keywords)
+            if dotted(call.func) == name and not given and not any(isinstance(a, ast.Starred) for a in call.args):
+                where, changed = history.place(binding), history.place(since[0])
+                title = (
+                    f"`{name}` goes on with {read}={kept!r}: a default is worked out once, when {named(where)} defines "
+                    f"the function, and {named(changed)} has set `{read}` to {now!r} since then"
+                )
+                fix = ("Give it in the call.", f"{name}(…, {read}={read})")
+                yield told("notebook/stale-reference", title, (read, name), fix, where, at.place_of(call))
+                return
 
 
 def _filled_by_all(name: str, kind: type, binding: CellBinding, history: CellHistory) -> Iterator[Told]:

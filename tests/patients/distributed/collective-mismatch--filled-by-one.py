@@ -6,7 +6,7 @@ CODE = "distributed/collective-mismatch"
 NAMES = ("Rank 1 leaves the common path at call 2", "if hits.any():", "step 0")
 
 SOURCE = """for x in rows:
-    scores = {"loss": loss(x)}
+    scores = {"loss": loss(x)}; scores["loss"].backward()
     if hits.any():
         scores["hits"] = hits.mean()
     for value in scores.values():

@@ -3,7 +3,7 @@
 from tests.distributed.events import facts_of
 
 CODE = "distributed/weights-diverged"
-NAMES = ("body.weight were unfrozen after the wrapper", "parameter.requires_grad = True", "Wrap the model again")
+NAMES = ("body.weight", "unfrozen", "parameter.requires_grad = True", "Wrap the model again")
 
 SOURCE = """model.body.requires_grad_(False)
 wrapped = DistributedDataParallel(model)

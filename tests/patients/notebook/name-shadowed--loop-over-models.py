@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-CODE, CELL, NAMES = "notebook/name-shadowed", 3, ["net"]
+CODE, CELL, NAMES = "notebook/name-shadowed", 2, ["net"]
 
 
 def notebook(name):

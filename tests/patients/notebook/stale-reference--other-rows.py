@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-CODE, CELL, NAMES = "notebook/stale-reference", 2, ["table", "means"]
+CODE, CELL, NAMES = "notebook/stale-reference", 1, ["table", "means"]
 
 
 def notebook(read):
