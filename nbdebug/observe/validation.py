@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.sources import codes_of
-from nbdebug.observe.variables import attributes, closure_variables, key_text
+from nbdebug.observe.variables import attributes, children, closure_variables, key_text
 
 
 def quoted(value: Any) -> str:
@@ -74,11 +74,21 @@ def _by_name(given: Any, call: str, word: str, kind: type, wanted: str, names: M
         things = {_users_name(thing, names) or f"{word} {i}": thing for i, thing in enumerate(given)}
     else:
         things = {_users_name(given, names) or word: given}
+    found = dict[str, Any]()
     for name, thing in things.items():
-        if not isinstance(thing, kind):
+        parts = {name: thing} if isinstance(thing, kind) else _parts(name, thing, kind)
+        if not parts:
             word = f"{word} {name!r}" if isinstance(given, (Mapping, list, tuple)) else word
             raise wrong_type(call, word, f"{wanted}, or a list or dict of them", thing)
-    return things
+        found |= parts
+    return found
+
+
+def _parts(name: str, thing: Any, kind: type) -> dict[str, Any]:
+    """Those that an object of the user's own holds, itself or in a list or dict, by expression."""
+    inner = {} if isinstance(thing, (types.FunctionType, types.MethodType)) else dict(children(name, thing))
+    inner |= {n: part for each, value in inner.items() for n, part in children(each, value)}
+    return {n: part for n, part in inner.items() if isinstance(part, kind)}
 
 
 def _users_name(thing: Any, names: Mapping[str, Any]) -> str | None:
