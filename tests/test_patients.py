@@ -229,9 +229,16 @@ ASK = {
 }
 
 
-BEFORE_TRAINING = {"nbdebug.tools.training.rules.data"} | {
+BEFORE_TRAINING = {f"nbdebug.tools.training.rules.{name}" for name in ("data", "losses")} | {
     f"training/{code}"
-    for code in ("batch-mixing", "frozen-parameters", "detached-graph", "parameters-not-in-optimizer", "bad-init")
+    for code in (
+        "batch-mixing",
+        "frozen-parameters",
+        "detached-graph",
+        "parameters-not-in-optimizer",
+        "bad-init",
+        "label-out-of-range",
+    )
 }
 
 

@@ -347,6 +347,7 @@ def _describe(calls: Calls, op: str, call: OpCall, output: torch.Tensor, target:
         weights=class_weights(op, call.args, call.kwargs),
         value=float(call.outputs[0]) if len(call.outputs) == 1 == call.outputs[0].numel() else None,
         target=_batch_position(calls, target),
+        computed=bool(calls.dependence(target).params),
     )
 
 

@@ -76,14 +76,15 @@ class LossCall:
     it is not the one of the classes. floor: the lowest loss that this activation can ever reach with these targets;
     reach: the activation's range; unreachable: mean squared distance of the targets from it, over their variance.
     outside: targets beyond the classes; ignored: share of targets that count for nothing; target: position of the
-    batch's tensor that holds the targets; guess: the loss of an answer that knows nothing; moving: targets depend on
-    parameters, or samples are weighted; weights: of each class (of `pos_weight`: 1 and itself). bounded: whatever the
-    model's weights, the output stays in a range (measured; reach is then measured too, for quantities). target_sum: of
-    a sample's targets, where its outputs sum to 1 and they do not. smoothing: the share of a label that goes to all
-    classes alike; entropy: of labels so smoothed, below which their mean loss can't fall; value: the loss itself, where
-    it is one number. noise: the target is drawn at random, and the output has nothing of these numbers; given: it is,
-    and the share of the samples in which the model is given just these. ignore_index: of a loss of labels. across: the
-    shape (N, classes, …) of scores that are taken for rows of classes as they lie, and where."""
+    batch's tensor that holds the targets; computed: from it by the model's own parameters; guess: the loss of an answer
+    that knows nothing; moving: targets depend on parameters, or samples are weighted; weights: of each class (of
+    `pos_weight`: 1 and itself). bounded: whatever the model's weights, the output stays in a range (measured; reach is
+    then measured too, for quantities). target_sum: of a sample's targets, where its outputs sum to 1 and they do not.
+    smoothing: the share of a label that goes to all classes alike; entropy: of labels so smoothed, below which their
+    mean loss can't fall; value: the loss itself, where it is one number. noise: the target is drawn at random, and the
+    output has nothing of these numbers; given: it is, and the share of the samples in which the model is given just
+    these. ignore_index: of a loss of labels. across: the shape (N, classes, …) of scores that are taken for rows of
+    classes as they lie, and where."""
 
     op: str
     where: Where
@@ -109,6 +110,7 @@ class LossCall:
     weighted: bool = False
     weights: tuple[float, ...] = ()
     target: int | None = None
+    computed: bool = False
     guess: float | None = None
     moving: bool = False
     bounded: bool = False

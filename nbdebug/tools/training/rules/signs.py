@@ -518,10 +518,11 @@ def helps(experiment: Experiment | None, by: float = BETTER) -> bool:
 
 def frozen_head(facts: TrainingFacts) -> list[Parameter]:
     """The frozen layer that makes the output, where the loss compares that alone with targets of the batch, and much
-    more is learned where this layer is trained too. A head that is fixed on purpose leaves little to be learned."""
+    more is learned where this layer is trained too. A head that is fixed on purpose leaves little to be learned; one
+    that makes the targets, too, is a judge of the outputs."""
     run, calls = facts.run, facts.static.loss_calls
     experiment = None if run is None else run.experiments.get(HEAD_UNFROZEN)
-    if run is None or experiment is None or len(calls) != 1 or calls[0].target is None:
+    if run is None or experiment is None or len(calls) != 1 or calls[0].target is None or calls[0].computed:
         return []
     if not helps(experiment, MUCH_BETTER) or not helps_validation(experiment, BETTER):
         return []
