@@ -736,8 +736,8 @@ def off_by_one(facts: CheckpointFacts, name: str, by: int, why: str, tried: int)
     code = f"state[{name!r}] = {name} + 1  # when saving"
     if by < 0:
         code = f"for {name} in range(state[{name!r}], last):  # nothing added to it"
-    after = {"tried": f"0 of {tried} values of both runs differ with {name} {by:+d}"}
-    fix = Fix("Save what comes next, and begin with it.", code, True, after)
+    after = {"experiment": f"with {name} {by:+d} in the file as it is loaded", "values that differ": f"0 of {tried}"}
+    fix = Fix("Save what comes next, and begin with it.", code, None, after)  # the number was tried, not this line
     return finding(facts, "epoch-off-by-one", title, fix, where=[name])
 
 
