@@ -257,7 +257,7 @@ def locate_origins(probe: Probe, detection: Detection, scan: RecordingScan | Non
     recording. Raises NotLocated."""
     with uncollected():
         locator = None
-        if scan is not None and probe.recorder.fault is None:
+        if scan is not None and scan.complete and probe.recorder.fault is None:
             suspects = scan.suspects()
             locator = _on_graph(probe, detection, suspects, scan)
             scan.close()

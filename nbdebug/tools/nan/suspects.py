@@ -207,7 +207,8 @@ class RecordingScan:
     the first backward that leaves a bad gradient.
 
     Then `call` is that backward, whose graph is still there; born_in: the node that made the first bad gradient, and
-    born_at: its op, if all that is bad was born there."""
+    born_at: its op, if all that is bad was born there. complete: no backward passed anything bad on into the step's
+    forward, as one inside it may (`torch.autograd.grad`); the ops of such a one are not among the suspects."""
 
     def __init__(self, probe: Probe):
         self.probe, self.recorder, self._sizes = probe, probe.recorder, PendingSizes()
@@ -220,6 +221,7 @@ class RecordingScan:
         self._bad_leaves: list[int] = []
         self._derived_again = False  # a backward made nodes, too, which are no op's
         self.call: Backward | None = None
+        self.complete = True
         self.born_in: Any = None
         self.born_at: Op | None = None
         self._began, self._ended = probe.engine.before, probe.engine.after
@@ -294,16 +296,17 @@ class RecordingScan:
                 for n, leaf in leaves
                 if leaf.grad is not None and dense(leaf.grad) is leaf.grad and can_be_nonfinite(leaf.grad)
             }
-            self._find_node(self._sizes.finite(), gradients)
+            passed_finite = self._find_node(self._sizes.finite(), gradients)
         born_in = self.born_in
         self.close()
         if self._bad_leaves and call.accumulate:
             self.call, self.born_in = call, born_in
             raise StopCell
+        self.complete = self.complete and passed_finite
 
-    def _find_node(self, finite: list[bool], gradients: dict[int, int]) -> None:
+    def _find_node(self, finite: list[bool], gradients: dict[int, int]) -> bool:
         """The node of a finished backward that was given finite gradients and passed bad ones on, if it is the only
-        one."""
+        one. Returns whether all gradients were finite."""
         self._bad_leaves = [n for n, size in gradients.items() if not finite[size]]
         born: list[Any] = []
         for number, received, passed in self._passed_back:
@@ -318,6 +321,7 @@ class RecordingScan:
                 born.append(None)  # two sound gradients gave a bad sum
         if len(born) == 1 and born[0] is not None and not self._derived_again:
             self.born_in, self.born_at = born[0], self.recorder.forward_op(born[0])
+        return all(finite[n] for _, received, passed in self._passed_back for n in (*received, *passed))
 
     # -- the answer ---------------------------------------------------------------------------------------------------
 
