@@ -279,7 +279,8 @@ def source(file: str, node: ast.AST) -> str:
 
 def edit_of(file: str, changes: Mapping[ast.AST, str]) -> Edit | None:
     """The edit that rewrites these expressions, each by its template; expressions may lie in one another. None where
-    the new text is no Python, or is the old one."""
+    the new text is no Python, is the old one, or gives a function a variable of its own where it reads one from
+    outside."""
     text = "".join(linecache.getlines(file)).encode()
     spans = sorted(
         ((*_offsets(text, node), template, isinstance(node, ATOMS)) for node, template in changes.items()),
@@ -290,13 +291,42 @@ def edit_of(file: str, changes: Mapping[ast.AST, str]) -> Edit | None:
     first = min(node.lineno for node in changes)  # type: ignore[attr-defined]
     last = max(node.end_lineno for node in changes)  # type: ignore[attr-defined]
     whole = _rendered(text, 0, len(text), spans).decode()
-    if parse(whole) is None:
+    tree = parse(whole)
+    if tree is None or _hides_a_name(parse(text), tree):
         return None
     old = text.decode().split("\n")
     new = whole.split("\n")
     end = len(new) - (len(old) - last)
     changed = "\n".join(old[first - 1 : last]), "\n".join(new[first - 1 : end])
     return None if changed[0] == changed[1] else Edit(file, first, last, *changed, cell_name(file))
+
+
+def _hides_a_name(before: ast.Module | None, after: ast.Module) -> bool:
+    """Whether a function stores a name now that it only read before, of a variable around it: that would be unbound."""
+    scopes = [[n for n in ast.walk(tree) if isinstance(n, SCOPES[:2])] for tree in (before, after) if tree is not None]
+    if len(scopes) < 2 or [f.name for f in scopes[0]] != [f.name for f in scopes[1]]:
+        return False
+    for old, new in zip(*scopes, strict=True):
+        arguments = {a.arg for a in ast.walk(old.args) if isinstance(a, ast.arg)}
+        stored, kept = (_own_names(f, ast.Store) for f in (new, old))
+        if (stored - kept - arguments) & _own_names(old, ast.Load):
+            return True
+    return False
+
+
+def _own_names(function: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    """The names that a function's own statements read, or store in a variable of its own."""
+    names, todo = set[str](), list(ast.iter_child_nodes(function))
+    outside = set[str]()
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Name) and isinstance(node.ctx, context):
+            names.add(node.id)
+        elif isinstance(node, (ast.Nonlocal, ast.Global)):
+            outside |= set(node.names)
+        if not isinstance(node, (*SCOPES, ast.ClassDef)):
+            todo += ast.iter_child_nodes(node)
+    return names - outside if context is ast.Store else names
 
 
 def _rendered(text: bytes, start: int, end: int, spans: list[tuple[int, int, str, bool]]) -> bytes:

@@ -368,6 +368,39 @@ def test_the_fix_is_tried_and_the_block_is_told_among_several_alike():
     assert found.fixes[0].verified is True
 
 
+def cured(raising):
+    """The text of the first fix that works."""
+    return next(fix.edit.new for fix in explained(raising).fixes if fix.verified)
+
+
+def test_a_variable_of_the_function_around_is_not_made_one_of_its_own() -> None:
+    prototypes = torch.rand(3, 4)
+
+    def move(rows):
+        with torch.no_grad():
+            prototypes[0] = rows.mean(0)
+
+    def step():
+        rows = nn.Linear(4, 4)(INPUTS)
+        loss = (rows @ prototypes.T).square().mean()
+        move(rows)
+        loss.backward()
+
+    assert "prototypes.clone().T" in cured(step)
+
+
+def test_a_state_that_is_written_on_one_sheet_is_read_as_a_copy() -> None:
+    keep = nn.Linear(4, 4)
+
+    def step():
+        states = torch.zeros(4, 5, 4)
+        for moment in range(3):
+            states[moment + 1] = keep(states[moment]).tanh() + INPUTS
+        states[1:].sum().backward()
+
+    assert cured(step).strip() == "states[moment + 1] = keep(states[moment].clone()).tanh() + INPUTS"
+
+
 def test_what_torch_forgives_is_not_blamed():
     """`+=` before the tanh, and a change of `.data`, leave what is needed alone."""
     layer = nn.Linear(4, 4)

@@ -352,3 +352,21 @@ def test_other_errors_are_not_named_so(call) -> None:
 def test_labels_that_were_moved_are_moved_back_and_ignored_only_if_they_stand_for_no_class() -> None:
     back, ignored = explained(classes_shifted_twice)[0].findings[0].fixes
     assert "kinds + 1" in back.code and "ignore_index=-1" in ignored.code and "stands for no class" in ignored.title
+
+
+def test_a_table_is_made_large_enough_for_all_the_data_and_not_for_one_batch() -> None:
+    class Rides(nn.Module):
+        def __init__(self, stations):
+            super().__init__()
+            self.stations = nn.Embedding(stations, 3)
+
+        def forward(self, station):
+            return self.stations(station)
+
+    table, model = pd.DataFrame({"station": [0, 1, 12, 15, 2, 3]}), Rides(8)
+
+    def epoch():
+        for first in range(0, len(table), 3):
+            model(torch.tensor(table.iloc[first : first + 3]["station"].to_numpy()))
+
+    assert "max(stations, 16)" in explained(epoch)[1]

@@ -310,7 +310,10 @@ def detect(context: ErrorContext) -> InPlaceFacts | None:
     message = SAVED.search(context.message)
     if message or "modified by an inplace operation" in context.message:
         changed = _changed_before_backward(context, message)
-        return dataclasses.replace(changed, edit=_without_change(changed.change)) if changed.change else changed
+        if changed.change is None:
+            return changed
+        copied = _copied_where_read(context, changed.change)
+        return dataclasses.replace(changed, edit=_without_change(changed.change), copied=copied)
     what = kind_of_message(AT_ONCE, context.message)
     facts = _refused_at_once(context, what) if what else None
     return _under_no_grad(context, facts) if facts is not None and what in ("leaf", "leaf view") else facts
@@ -354,6 +357,37 @@ def _without_change(change: InPlaceChange | None) -> Edit | None:
             if call.func.attr.endswith("_") and ast.unparse(call.func.value) == change.target:
                 return edit_of(file, {call.func: f"{change.target}.{call.func.attr[:-1]}"})
     return None
+
+
+MOST_READS = 3
+"""Places in which a forward may read what is changed, for them all to read a copy."""
+
+
+def _copied_where_read(context: ErrorContext, change: InPlaceChange) -> Edit | None:
+    """The forward on a copy of what is changed later: each place, with gradients, that reads that very tensor."""
+    if change.how not in ("item", "statement", "method", "block"):
+        return None
+    functions = [code for code, _ in reachable_functions(context) if code.source.file == change.where.file]
+    sites = [site for code in functions for site in in_place_changes(code)]
+    written = {id(site.node) for site in sites}
+    own = [site for site in sites if site.change.where == change.where]
+    changed = {id(value) for site in own if is_tensor(value := static_value(site.node, site.code))}
+    around = parents(tree_of(change.where.file or "") or ast.Module([], []))
+    reads: dict[ast.AST, str] = {}
+    for code in functions:
+        here = [site.statement for site in own if site.code is code]
+        local, last = bool(here), max((n.lineno for n in here), default=math.inf)
+        repeated = [loop for n in here for loop in loops_around(code, n)]
+        for statement in code.statements():
+            if statement.lineno > last and not any(loop in repeated for loop in loops_around(code, statement)):
+                continue  # it reads the last value
+            for node in own_expressions(statement) if no_grad_block(statement, code) is None else ():
+                read = isinstance(getattr(node, "ctx", None), ast.Load) and id(node) not in written
+                if read and ast.unparse(node) == change.target and (local or id(static_value(node, code)) in changed):
+                    while isinstance(outer := around.get(id(node)), ast.Subscript) and outer.value is node:
+                        node = outer
+                    reads[node] = "{}.clone()"
+    return edit_of(change.where.file or "", reads) if 0 < len(reads) <= MOST_READS else None
 
 
 def _block_of(file: str, statement: ast.stmt, pad: str) -> dict[ast.AST, str]:
@@ -597,7 +631,8 @@ def _score(site: ChangeSite | None, change: InPlaceChange, signs: Signs, users: 
         # where it has got another value since, that is not what was changed
         later = assignments(code, site.node.id, code.line) if isinstance(site.node, ast.Name) else []
         rebound = any(s.lineno > statement.lineno and not isinstance(s, ast.AugAssign) for s in later)
-        same_size = signs.shape is None or value.numel() == math.prod(signs.shape) or value._is_view()
+        part = signs.producer is not None and op_of(signs.producer) in PART_VIEWS | {"Select"}
+        same_size = part or signs.shape is None or value.numel() == math.prod(signs.shape) or value._is_view()
         if code.live and not rebound and not (value._version > 0 and same_size):
             return None
         if signs.producer is None or signs.version == value._version:

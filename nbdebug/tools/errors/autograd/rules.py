@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from nbdebug.registry import rule
 from nbdebug.report import Edit, Finding, Fix, Link, Where
@@ -132,7 +132,8 @@ class InPlaceFacts:
     version, saved_version: what torch says of the tensor. parameter: its name where it is one; module: of that op.
     change: the likeliest statement; others: further ones that would fit. fix_passes: whether backward passes without
     the change, on random numbers of that shape. loss: what backward was called on. edit: the change's statement without
-    the change, or of a leaf within no_grad; weight: what it changes is a parameter, which is never computed anew."""
+    the change, or of a leaf within no_grad; copied: the forward's lines that read it, on a copy; weight: what it
+    changes is a parameter, which is never computed anew."""
 
     raised: Raised
     what: str
@@ -150,6 +151,7 @@ class InPlaceFacts:
     fix_passes: bool | None = None
     loss: str = ""
     edit: Edit | None = None
+    copied: Edit | None = None
     weight: bool = False
 
 
@@ -603,10 +605,15 @@ def _inplace_fixes(facts: InPlaceFacts) -> tuple[Fix, ...]:
     first = Fix(new, code, None if facts.fix_passes else facts.fix_passes, {} if facts.fix_passes else trial)
     if facts.edit is not None and not (facts.parameter and "." in change.target):
         first = Fix.of(new, facts.edit, facts.fix_passes, trial)
-    if change.how != "item" or change.text.count("=") != 1:
-        return (first,)
-    code = f"parts.append({change.operand})\n...\n{change.target} = torch.stack(parts)   # after the loop"
-    return first, Fix("Or collect the parts in a list, and stack them once.", code)
+    return first, *_other_inplace_fixes(facts, change)
+
+
+def _other_inplace_fixes(facts: InPlaceFacts, change: InPlaceChange) -> Iterator[Fix]:
+    if facts.copied is not None:
+        yield Fix.of("Let the forward read a copy of it.", facts.copied)
+    if change.how == "item" and change.text.count("=") == 1:
+        code = f"parts.append({change.operand})\n...\n{change.target} = torch.stack(parts)   # after the loop"
+        yield Fix("Or collect the parts in a list, and stack them once.", code)
 
 
 def _copy_fixes(facts: InPlaceFacts, name: str) -> tuple[Fix, ...]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.sources import edit_of, nodes_of, tree_of
@@ -261,10 +262,29 @@ def _embedding(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
         return None
     counted, along, origin = _counted(argument.name, context)
     words = None if counted else _vocabulary(facts.beyond, table.shape[0], context)
-    larger = grown(facts.beyond, table, context)
+    whole = dataclasses.replace(facts.beyond, high=_highest(index, facts.beyond.high, context))
+    larger = grown(whole, table, context)
     if larger is not None and type(module) is nn.Embedding and not counted:
         larger = _made_larger(context, module, larger, max(int(larger.code), words[1] if words else 0))
     return dataclasses.replace(facts, grown=larger, counted=counted, along=along, origin=origin, vocabulary=words)
+
+
+def _highest(index: torch.Tensor, high: int | None, context: ErrorContext) -> int | None:
+    """The largest id of the data that a batch of ids is taken from, as far as a variable holds it: a later batch must
+    find its row, too. high: the largest of this batch."""
+    ids, highest = index.detach().cpu(), list[int]()
+    for _, value, _ in context.variables():
+        dataset: Any = getattr(value, "dataset", None) if type(value) is DataLoader else value
+        parts: list[Any] = list(dataset.tensors) if type(dataset) is TensorDataset else [dataset]
+        if module_name(type(dataset)).startswith("pandas") and type(dataset).__name__ == "DataFrame":
+            parts = [dataset[name].to_numpy() for name in dataset.columns if dataset[name].dtype.kind == "i"]
+        for part in parts:
+            if type(part) is np.ndarray and part.dtype.kind == "i":
+                part = torch.tensor(part, device="cpu")
+            alike = is_tensor(part) and part.shape[1:] == ids.shape[1:] and not part.is_floating_point()
+            if alike and ids.numel() < part.numel() <= READ_AT_MOST and torch.isin(ids, part.detach().cpu()).all():
+                highest.append(int(part.max()))
+    return min(highest, default=high)  # of several that hold these ids, the nearest
 
 
 def _made_larger(context: ErrorContext, table: nn.Embedding, fix: TriedFix, rows: int) -> TriedFix:

@@ -75,6 +75,8 @@ def detect(context: ErrorContext) -> ObjectFacts | None:
     if value is None:
         return _nothing(context, text)
     maker, source, way = _maker(context, text, value)
+    if source is not None and not maker:
+        text = ""  # what the user gave the Sequential is another value
     entries = _entries(text, value)
     facts = ObjectFacts(
         raised_facts(context),
