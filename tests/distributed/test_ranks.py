@@ -378,3 +378,79 @@ def test_what_the_ranks_are_asked_before_training(ranks, told) -> None:
 
     symptoms = [symptom.what for symptom in differences([{"host": "a", **rank} for rank in ranks])]
     assert len(symptoms) == bool(told) and all(told in text for text in symptoms), symptoms
+
+
+ABORTS = """
+import atexit, os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(3):
+    dist.all_reduce(torch.ones(3))
+if dist.get_rank() == 1:
+    ABORT
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("abort", ["os.abort()", "atexit.register(os.abort)"])
+def test_a_rank_that_is_aborted_after_its_work_is_no_fault_of_the_program(tmp_path, abort: str) -> None:
+    """As torch's own threads may do where the interpreter ends. One that is aborted in its work is told."""
+    status, text = ranks(tmp_path, ABORTS.replace("ABORT", abort))
+    if abort == "os.abort()":
+        assert status == 1 and "distributed/rank-raised" in text and "SIGABRT" in text, text
+    else:
+        assert status == 0 and "All ranks had come to the end of the script; then rank 1 ended with" in text, text
+
+
+RACE = """
+import json, os, time, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    time.sleep(1)
+    with open("vocab.json", "w") as file:
+        json.dump([1, 2], file)
+BARRIER
+with open("vocab.json") as file:
+    vocab = json.load(file)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_file_that_another_rank_has_not_written_yet(tmp_path) -> None:
+    """The failed rank waits for it, and runs its line once more. A file that nobody writes is the rank's own error."""
+    status, text = ranks(tmp_path, RACE.replace("BARRIER", ""))
+    assert status == 1 and "distributed/barrier-missing" in text and "train.py, line 9" in text, text
+    assert "line 6" in text and "runs through" in text, text
+    (tmp_path / "vocab.json").unlink()
+    status, text = ranks(tmp_path, RACE.replace("BARRIER", "dist.barrier()"))
+    assert status == 0, text
+    (tmp_path / "vocab.json").unlink()
+    status, text = ranks(tmp_path, RACE.replace("BARRIER", "").replace('"vocab.json", "w"', '"other.json", "w"'))
+    assert status == 1 and "distributed/rank-raised" in text and "barrier-missing" not in text, text
+
+
+TWICE = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+dist.init_process_group("gloo")
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.block = nn.Linear(4, 4), nn.Linear(4, 4)
+    def forward(self, x):
+        x = self.first(x)
+        for _ in range(2):
+            x = checkpoint(self.block, x, use_reentrant=True)
+        return x
+model = nn.parallel.DistributedDataParallel(Net())
+for step in range(3):
+    model(torch.randn(2, 4)).sum().backward()
+"""
+
+
+@pytest.mark.timeout(300)
+def test_an_error_of_a_rank_is_explained_on_that_rank(tmp_path) -> None:
+    status, text = ranks(tmp_path, TWICE)
+    assert status == 1 and "explain: " in text and "use_reentrant" in text, text

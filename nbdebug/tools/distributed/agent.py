@@ -61,6 +61,8 @@ RANKS = re.compile(r"(RANK|PROCID|WORLD_SIZE)$")
 EARLY, EVERY, LARGE, ROWS, CONTENT = 9, 50, 10_000_000, 4000, 32
 """Steps after which weights are compared: the first 8 (of a large model the 1st, 2nd, 4th and 8th), then each 50th.
 Rows of a pass that are written down, by their numbers and by what they hold."""
+COMES = 3.0
+"""Seconds for which a rank waits for a file that it has not found: another may be about to write it."""
 PART = 1 << 20
 """Bytes of the log after which a new file is begun: the comparer removes those that it has read."""
 
@@ -514,7 +516,6 @@ class Agent:
         back."""
         file, plain = frame.f_code.co_filename, nn.parallel.DistributedDataParallel.forward
         names = {**frame.f_globals, **frame.f_locals}
-        trail, loops = list(self.trail.passed), dict(self.trail.loops)
         try:
             here: Any = statement_at(file, line)
             loss = here.value.args[0] if here.value.args else here.value.func.value
@@ -530,16 +531,13 @@ class Agent:
             exec(compile(ast.fix_missing_locations(step), file, "exec"), names)
             used = [names.get(part.id) for part in parts if isinstance(part, ast.Name)]
             models = list(dict.fromkeys(value for value in used if isinstance(value, nn.Module)))
-            self.locating = True
             nn.parallel.DistributedDataParallel.forward = lambda model, *a, **k: model.module(*a, **k)  # type: ignore
-            finding = nbdebug.nan_trace(names["nbdebug_step"], model=models or None, restore=True).findings[0]
+            with self.alone():
+                finding = nbdebug.nan_trace(names["nbdebug_step"], model=models or None, restore=True).findings[0]
         except Exception:  # whatever the user's lines raise on their own: the loss is told all the same
             return None
         finally:
-            self.locating = False
             nn.parallel.DistributedDataParallel.forward = plain  # type: ignore[method-assign]
-            self.trail.passed[:] = trail
-            self.trail.loops.update(loops)
         where = finding.where
         place = [where.file, where.line, where.module or ""] if where.file and where.line else None
         return {"title": finding.title, "code": finding.code, "op": where.op, "module": where.module, "line": place}
@@ -685,9 +683,48 @@ class Agent:
         peer = isinstance(error, (RuntimeError, OSError)) and PEER.search(text) is not None
         peer |= isinstance(error, (KeyboardInterrupt, CallsDiffer))
         unset = [name for name in VARIABLES if name not in os.environ]
-        found = {"nonfinite": bad, "blamed": blamed, "names": names, "unset": unset}
-        self.write("error", **own, **found, peer=peer, step=self.backwards)
+        path = os.path.realpath(error.filename) if isinstance(error, FileNotFoundError) and error.filename else ""
+        found = {"nonfinite": bad, "blamed": blamed, "names": names, "unset": unset, "path": path}
+        asks = rest and not peer and frame is not None
+        self.write("error", **own, **found, peer=peer, step=self.backwards, locates=asks)
+        if asks and path:
+            self.write("came", **self.comes(path, own["lines"][0], frame))
+        if asks:
+            self.write("trace", id=None, finding=self.explained(error))
         self.write("loops", loops=self.loops(rest))
+
+    def comes(self, path: str, line: Line, frame: Any) -> dict[str, Any]:
+        """Whether a file that was missing comes while this rank waits, and the failed statement then runs through."""
+        began, size = time.monotonic(), -1
+        while time.monotonic() < began + COMES and (not os.path.exists(path) or size != os.path.getsize(path)):
+            size = os.path.getsize(path) if os.path.exists(path) else -1  # until it is whole
+            time.sleep(0.2)
+        came: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1) if size >= 0 else None, "runs": False}
+        statement = statement_at(*line[:2])
+        if size >= 0 and isinstance(statement, (ast.Assign, ast.Expr, ast.With)):
+            with self.alone(), contextlib.suppress(Exception):  # whatever the user's lines raise
+                exec(compile(ast.Module([statement], []), line[0], "exec"), {**frame.f_globals, **frame.f_locals})
+                came["runs"] = True
+        return came
+
+    def explained(self, error: BaseException) -> dict[str, Any] | None:
+        """What `explain` says of an error; None where it knows no cause."""
+        with self.alone(), contextlib.suppress(Exception):  # of the user's lines, which may be run again
+            for finding in nbdebug.explain(error).findings[:1]:
+                fixes = [(fix.title, fix.code) for fix in finding.fixes[:2]]
+                return {"title": finding.title, "code": finding.code, "fixes": fixes}
+        return None
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Lines of the user's run again, on this rank alone: a collective raises, and no mark is kept."""
+        trail, loops, self.locating = list(self.trail.passed), dict(self.trail.loops), True
+        try:
+            yield
+        finally:
+            self.locating = False
+            self.trail.passed[:] = trail
+            self.trail.loops.update(loops)
 
     def loops(self, rest: bool = True) -> dict[int, int]:
         """The turns of each loop as it ran last; of one that goes on, with those that are left (looked for 1 s). rest:

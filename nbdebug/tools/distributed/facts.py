@@ -129,6 +129,10 @@ class RankLog:
     def ended(self) -> bool:
         return self.one("end") is not None or self.one("error") is not None
 
+    def finished(self) -> bool:
+        """Whether it has done all that the script asks for."""
+        return (self.one("end") or {}).get("code") == 0
+
     def has_left(self, group: str) -> bool:
         """Whether it ended without an error, or gave up the group: it will never call again there."""
         starts = self.calls.get(START)

@@ -30,7 +30,7 @@ from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import count, figures
 from nbdebug.tools.distributed.facts import RankLog, RanksFacts
 from nbdebug.tools.distributed.paths import STILL, waiting
-from nbdebug.tools.distributed.rules import certain, locates, name_cause
+from nbdebug.tools.distributed.rules import certain, locates, name_cause, torn_down
 
 POLL, LOCATE, NOTICE = 0.1, 4.0, 30.0
 """Seconds between two looks; the most that are given to a rank that looks for the op behind its loss; the wait for a
@@ -232,15 +232,17 @@ def report_of(facts: RanksFacts, question: str, seconds: float = 0.0, status: in
     """seconds: from the start to the verdict; status: of the launcher, None where it had to be ended."""
     finding = name_cause(facts)
     symptoms = []
+    late = torn_down(facts) if finding is None else ""
     if finding is None and status is None:
         symptoms.append(Symptom("The ranks did not end within the limit, and all are in the same call."))
-    elif finding is None and status:
+    elif finding is None and status and not late.startswith("All"):
         symptoms.append(Symptom(f"The launcher ended with status {status}.", "Its output above tells more."))
     if fault := facts.fault():
         symptoms.append(Symptom("nbdebug failed while it watched a rank: nothing was compared.", fault))
     calls = sum(log.made(group) for log in facts.ranks.values() for group in log.calls)
     steps = max((len(log.events.get("loss", ())) for log in facts.ranks.values()), default=0)
     well = "All ranks made the same calls, and nothing differs that should be the same."
+    came = f"The verdict came {figures(seconds)} s after the start."
     return Report(
         question,
         (finding,) if finding is not None else (),
@@ -248,7 +250,7 @@ def report_of(facts: RanksFacts, question: str, seconds: float = 0.0, status: in
         facts={"ranks": {rank: log.marks for rank, log in facts.ranks.items()}, "seconds": round(seconds, 2)},
         headline="" if finding is not None or symptoms else well,
         symptoms=tuple(symptoms),
-        notes=(f"The verdict came {figures(seconds)} s after the start.",) if seconds and finding is not None else (),
+        notes=tuple(filter(None, [late, came * bool(seconds and finding is not None)])),
         steps=steps or int(bool(calls)),
         tables=tuple(table for table in tables(facts) if table.rows),
     )

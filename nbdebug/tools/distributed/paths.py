@@ -333,6 +333,24 @@ def argument_line(facts: RanksFacts, line: Sequence[Any], word: str, keyword: st
     return (line[0], number, "")
 
 
+def writes_at(facts: RanksFacts, error: Mapping[str, Any]) -> tuple[int | None, Line | None]:
+    """The rank that is in an arm which the failed rank went past, and which speaks of the file that this has not found,
+    by its name or by a variable of the failed line; the first line that does."""
+    (file, line, _), gone = error["lines"][0], facts.ranks[error["rank"]].turns
+    tree = parsed(facts, file)
+    given = [name for name in names_in(statement(tree, line)) if name not in of_rank(tree)]
+    names = [name for name in given if any(node.lineno < line for node in assignments(tree, name, line))]
+    words = re.compile("|".join([re.escape(error["path"].rpartition("/")[2]), *(rf"\b{name}\b" for name in names)]))
+    for rank, log in facts.ranks.items():
+        stack = (log.one("stack") or {}).get("lines", ())
+        arms = [p for n, p in facts.places.items() if p.kind == "arm" and log.turns[n] and not gone[n]]
+        for arm in [arm for arm in arms if any(map(arm.holds, stack))]:
+            for number in range(arm.first, arm.last + 1):
+                if words.search(facts.text((arm.file, number))):
+                    return rank, (arm.file, number, "")
+    return None, None
+
+
 def left_out_at(facts: RanksFacts, log: RankLog, parts: Sequence[str]) -> Line | None:
     """Where a rank's last step went past a part of the model, which has these attributes in its name: the branch that
     went past its use more often than in any step before; else one without marks; else, where steps before have used it,

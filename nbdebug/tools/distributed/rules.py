@@ -18,7 +18,7 @@ from nbdebug.registry import declared, rule
 from nbdebug.report import Finding, Fix, Link, Where
 from nbdebug.text import clip, count, listed, percent
 from nbdebug.tools.distributed import paths
-from nbdebug.tools.distributed.facts import VARIABLES, Place, RanksFacts
+from nbdebug.tools.distributed.facts import VARIABLES, Place, RankLog, RanksFacts
 
 DDP = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 DISTRIBUTED = "https://docs.pytorch.org/docs/stable/distributed.html"
@@ -317,11 +317,43 @@ def rank_nonfinite(facts: RanksFacts) -> Iterator[Finding]:
     diverged = weights_diverged(facts)
     if diverged is not None and (diverged.where.step or 0) < (step or 0):
         yield dataclasses.replace(diverged, chain=(Link(title, where),))  # what came of it
-    for trace in [e["finding"] for e in facts.all("trace") if (e["rank"], e["id"]) == (rank, step) and e["finding"]]:
+    if (trace := (_trace(facts, {"rank": rank, "id": step}) or {}).get("finding")) is not None:
         link = Link(f"nan_trace, on rank {rank}: {trace['title']}", at(facts, trace["line"], rank))
         yield finding("rank-nonfinite", title, where, chain=[link], loss=value, cause=trace["code"], op=trace["op"])
     code = f"if rank == {rank}:\n    print(nbdebug.nan_trace(step, model=model))"
     yield finding("rank-nonfinite", title, where, Fix("Look for the op on that rank.", code), loss=value)
+
+
+@cause(
+    code="distributed/barrier-missing",
+    title="A rank reads a file before another rank has written it.",
+    symptom="`No such file or directory` on some ranks, of a file that is there when one looks; the next start works.",
+    cause="One rank alone writes, downloads or builds the file, and nothing makes the others wait for it.",
+    confirm="Print the time where the file is written and where it is read.",
+    fix="`dist.barrier()` after the one rank's work and before the first line that reads the file.",
+)
+def barrier_missing(facts: RanksFacts) -> Iterator[Finding]:
+    for error in (error for error in errors(facts) if error.get("path") and error["lines"]):
+        path, read, rank = error["path"], first(error["lines"]), error["rank"]
+        came = facts.ranks[rank].one("came") or {"seconds": None, "runs": False}
+        written = next((e for e in facts.all("file") if e["path"] == path and e["rank"] != rank), None)
+        writer, line = (written["rank"], first(written["lines"])) if written else paths.writes_at(facts, error)
+        if came["seconds"] is None and (written is not None or writer is None):
+            continue  # it was there before, or nobody writes it
+        by, name = "another process" if writer is None else f"rank {writer}", path.rpartition("/")[2]
+        later = "" if came["seconds"] is None else f": it came {came['seconds']} s later"
+        code = f"dist.barrier()  # on all ranks, when {name} is written\n{facts.text(read).strip()}"
+        chain = [Link(f"{by} writes {name}", at(facts, line, writer))] if line else []
+        fix, where = Fix("Let the others wait for it.", code), at(facts, read, rank)
+        title = f"Rank {rank} reads {name} before {by} has written it{later}"
+        afterwards = "runs through" if came["runs"] else None
+        yield finding("barrier-missing", title, where, fix, chain=chain, path=path, the_same_line_then=afterwards)
+
+
+def _trace(facts: RanksFacts, event: dict[str, Any]) -> dict[str, Any] | None:
+    """What a rank has found out about its loss or its error."""
+    wanted = event["rank"], event.get("id")
+    return next((e for e in facts.all("trace") if (e["rank"], e["id"]) == wanted), None)
 
 
 @cause(
@@ -340,12 +372,17 @@ def rank_raised(facts: RanksFacts) -> Iterator[Finding]:
     for error in failed:
         rank, text = error["rank"], f"{error['type']}: {clip(error['text'].split(chr(10))[0], 160)}"
         who, fixes = f"Rank {rank}", [Fix("Ask what the error is about.", "nbdebug.explain(error)  # or %explain")]
+        told, chain = (_trace(facts, error) or {}).get("finding") or {"code": None, "fixes": ()}, []
+        if told["code"] is not None:
+            chain = [Link(f"explain: {told['title']}", Where(rank=rank))]
+            fixes = [Fix(*fix) for fix in told["fixes"]] or fixes
         if len(errors(facts)) == len(facts.ranks) > 1:
             who, rank = "Every rank", None
             alone = "All ranks have it: look first whether one process by itself has it, too."
             fixes.append(Fix(alone, "python -m nbdebug ranks --nproc 1 script.py"))
         where = at(facts, first(error["lines"]), rank, error.get("step"))
-        yield finding("rank-raised", f"{who} has failed: {text}", where, *fixes, error=text)
+        title = f"{who} has failed: {text}"
+        yield finding("rank-raised", title, where, *fixes, chain=chain, error=text, cause=told["code"])
 
 
 @cause(
@@ -456,8 +493,9 @@ def message_missing(facts: RanksFacts) -> Iterator[Finding]:
         yield finding("message-missing", title, chain[0].where, fix, chain=chain, timeout=LONGER)
 
 
-def rank_killed(facts: RanksFacts) -> Finding | None:
-    """A rank whose process ended without an error in Python, as torchrun or torch.multiprocessing.spawn tells."""
+def death(facts: RanksFacts) -> tuple[RankLog, str, int] | None:
+    """(rank, how, exit status or minus its signal) of the process that has ended without an error in Python, as
+    torchrun or torch.multiprocessing.spawn tells."""
     died = re.search(r"Root Cause.*?\brank +: (\d+).*?exitcode +: (-?\d+)", facts.output, re.DOTALL)
     died = died or re.search(r"process (\d+) terminated with (?:signal|exit code) (\w+)", facts.output)
     log = facts.ranks.get(int(died[1])) if died else None
@@ -465,7 +503,24 @@ def rank_killed(facts: RanksFacts) -> Finding | None:
         return None
     names = {-each: each.name for each in signal.Signals}
     number = next((each for each, name in names.items() if name == died[2]), 0) or int(died[2])
-    how = f"signal {names.get(number, -number)}" if number < 0 else f"exit status {number}"
+    return log, f"signal {names.get(number, -number)}" if number < 0 else f"exit status {number}", number
+
+
+def torn_down(facts: RanksFacts) -> str:
+    """A sentence on a process that was aborted when all of the rank's work was done: the script had come to its end."""
+    for log, how, number in filter(None, [death(facts)]):
+        if number < 0 and log.finished():
+            done = "All ranks had" if all(map(RankLog.finished, facts.ranks.values())) else f"Rank {log.rank} had"
+            last = "what the process still closes then (the group's threads, for instance) has failed"
+            return f"{done} come to the end of the script; then rank {log.rank} ended with {how}: {last}."
+    return ""
+
+
+def rank_killed(facts: RanksFacts) -> Finding | None:
+    """A rank whose process ended in its work."""
+    if torn_down(facts) or (died := death(facts)) is None:
+        return None
+    log, how, number = died
     fix = {
         -signal.SIGKILL: Fix("Ask the kernel: it kills where memory is short.", "dmesg | grep -i 'killed process'"),
         -signal.SIGSEGV: Fix("Let Python print where compiled code has crashed.", "export PYTHONFAULTHANDLER=1"),
@@ -547,12 +602,26 @@ def _reason(
         line = line and paths.argument_line(facts, line, "", "lr")
         code = "dist.all_reduce(loss, op=dist.ReduceOp.AVG)  # gloo: the sum, divided\nscheduler.step(loss)"
         return "their learning rates differ", line, None, Fix("Use one rate: a scheduler goes by a mean.", code)
+    if (unreduced := _unreduced(facts, line)) is not None:
+        return unreduced
+    reason = "they were not the same when training began" if before else "their gradients are not the same"
+    return reason, line, None, begin
+
+
+def _unreduced(facts: RanksFacts, line: Any) -> tuple[str, Any, None, Fix] | None:
+    """Why a wrapper has reduced nothing."""
     past = next((e["lines"] for e in facts.all("past") if e["lines"]), None)
     if past is not None:
         wrapper = Fix("Call the wrapper itself.", "output = model(batch)  # not model.module")
         return "the forward passes the wrapper by, so that no gradient is reduced", first(past), None, wrapper
-    reason = "they were not the same when training began" if before else "their gradients are not the same"
-    return reason, line, None, begin
+    calls = [call for log in facts.ranks.values() for own in log.calls.values() for call in own]
+    nodes = [(file, node) for file in facts.sources for node in ast.walk(paths.parsed(facts, file))]
+    lines = [(file, node.lineno, "") for file, node in nodes if getattr(node, "attr", "") == "no_sync"]  # type: ignore
+    if not lines or any(call.op.startswith("backward of") for call in calls):
+        return None
+    code = "with contextlib.nullcontext() if last else model.no_sync():\n    model(part).backward()"
+    last = Fix("Leave the last part of each step out of no_sync.", code)
+    return "every backward is within no_sync, so that no gradient is reduced", lines[0], None, last
 
 
 def _arm_of_one(
@@ -720,8 +789,8 @@ def name_cause(facts: RanksFacts) -> Finding | None:
 
 
 def locates(facts: RanksFacts) -> bool:
-    """Whether a rank still looks for the op that has made its loss not finite."""
-    return any(e.get("locates") and not facts.ranks[e["rank"]].events.get("trace") for e in facts.all("loss"))
+    """Whether a rank still looks for what is behind its loss that is not finite, or behind its error."""
+    return any(e.get("locates") and _trace(facts, e) is None for e in (*facts.all("loss"), *facts.all("error")))
 
 
 def certain(facts: RanksFacts) -> bool:
