@@ -370,3 +370,14 @@ def test_a_table_is_made_large_enough_for_all_the_data_and_not_for_one_batch() -
             model(torch.tensor(table.iloc[first : first + 3]["station"].to_numpy()))
 
     assert "max(stations, 16)" in explained(epoch)[1]
+
+
+def test_a_last_layer_gets_an_output_for_each_class_of_all_the_data() -> None:
+    kinds, rows = torch.tensor([0, 1, 2, 0, 1, 3]), torch.rand(6, 5)
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def epoch():
+        for first in range(0, 6, 3):
+            F.cross_entropy(model(rows[first : first + 3]), kinds[first : first + 3]).backward()
+
+    assert "nn.Linear(8, 4)" in explained(epoch)[1]

@@ -246,6 +246,22 @@ def functions_around(tree: ast.Module | None, line: int) -> list[Any]:
     return sorted(around, key=lambda n: (n.end_lineno or 0) - n.lineno)
 
 
+def unpacked(target: ast.Tuple | ast.List, items: list[Any]) -> list[tuple[ast.expr, Any]]:
+    """(part, item) of an assignment to several names. Raises Python's own ValueError where their numbers differ."""
+    parts = list(target.elts)
+    star = next((i for i, part in enumerate(parts) if isinstance(part, ast.Starred)), None)
+    least = len(parts) - (star is not None)
+    if len(items) < least:
+        raise ValueError(f"not enough values to unpack (expected {least}, got {len(items)})")
+    if star is None:
+        if len(items) > least:
+            raise ValueError(f"too many values to unpack (expected {least})")
+        return list(zip(parts, items))
+    end = star + len(items) - least
+    rest = parts[star].value  # type: ignore[attr-defined]
+    return [*zip(parts[:star], items), (rest, items[star:end]), *zip(parts[star + 1 :], items[end:])]
+
+
 def kind_of_message(table: Mapping[str, str], message: str) -> str | None:
     """The first kind of a table (kind → pattern, the narrow before the wide) that a message is of."""
     return next((kind for kind, pattern in table.items() if re.search(pattern, message)), None)

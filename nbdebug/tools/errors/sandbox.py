@@ -22,6 +22,7 @@ import functools
 import inspect
 import operator
 import re
+import sys
 import textwrap
 import time
 import warnings
@@ -48,6 +49,7 @@ from nbdebug.tools.errors.context import (
     functions_around,
     is_tensor,
     statement,
+    unpacked,
     value_of,
     value_part,
 )
@@ -301,12 +303,20 @@ class Sandbox:
 
     def _attribute(self, node: ast.Attribute, frame: Frame) -> Any:
         thing = self.evaluate(node.value, frame)
+        if type(thing) is np.ndarray and node.attr == "values":
+            return thing  # of a column, see `_subscript`
         if type(thing) not in ARRAYS or node.attr not in ATTRIBUTES:
             raise CannotRun
         return getattr(thing, node.attr)
 
     def _subscript(self, node: ast.Subscript, frame: Frame) -> Any:
-        thing, key = self.evaluate(node.value, frame), self.evaluate(node.slice, frame)
+        whole, key = value_of(node.value, frame), self.evaluate(node.slice, frame)
+        if (pandas := sys.modules.get("pandas")) is not None and type(whole) is pandas.DataFrame:
+            names = key if type(key) is list else [key]
+            if any(type(name) is not str or name not in whole.columns for name in names):
+                raise CannotRun
+            return self.copy(whole[key].to_numpy())
+        thing = self.evaluate(node.value, frame)
         if type(thing) not in (*ARRAYS, torch.Size, list, tuple, dict):
             raise CannotRun
         if any(type(part) in (*ARRAYS, list) for part in (key if type(key) is tuple else (key,))):
@@ -389,6 +399,8 @@ class Sandbox:
             thing = self.evaluate(getattr(node.func, "value", None), frame)
             if type(thing) in TENSORS and name in ("cpu", "cuda", "to") and not self.on_device:
                 return thing.to(*(x for x in args if type(x) is torch.dtype))
+            if type(thing) is np.ndarray and name == "to_numpy" and not args:
+                return thing
             if type(thing) is dict and name in ("keys", "values", "items") and not args:
                 return list(getattr(thing, name)())
             if type(thing) in (tuple, list, dict, str, type(iter([]))) and not hasattr(type(thing), name):
@@ -850,22 +862,6 @@ def bind(target: Any, value: Any, names: dict[str, Any]) -> None:
             bind(part, item, names)
     elif target is not None:
         raise CannotRun
-
-
-def unpacked(target: ast.Tuple | ast.List, items: list[Any]) -> list[tuple[ast.expr, Any]]:
-    """(part, item) of an assignment to several names. Raises Python's own ValueError where their numbers differ."""
-    parts = list(target.elts)
-    star = next((i for i, part in enumerate(parts) if isinstance(part, ast.Starred)), None)
-    least = len(parts) - (star is not None)
-    if len(items) < least:
-        raise ValueError(f"not enough values to unpack (expected {least}, got {len(items)})")
-    if star is None:
-        if len(items) > least:
-            raise ValueError(f"too many values to unpack (expected {least})")
-        return list(zip(parts, items))
-    end = star + len(items) - least
-    rest = parts[star].value  # type: ignore[attr-defined]
-    return [*zip(parts[:star], items), (rest, items[star:end]), *zip(parts[star + 1 :], items[end:])]
 
 
 def _outwards(run: Run, context: ErrorContext, frame: Frame, value: Any) -> None:

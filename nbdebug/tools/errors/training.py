@@ -37,7 +37,7 @@ from nbdebug.observe.variables import (
 from nbdebug.report import Edit
 from nbdebug.text import module_name
 from nbdebug.tools.errors.autograd.functions import callee_word, first_line, unwrap
-from nbdebug.tools.errors.context import UNKNOWN, is_tensor, value_of
+from nbdebug.tools.errors.context import UNKNOWN, is_tensor, unpacked, value_of
 from nbdebug.tools.errors.sandbox import (
     ATTRIBUTES,
     IN_PLACE,
@@ -48,7 +48,6 @@ from nbdebug.tools.errors.sandbox import (
     Returned,
     bind,
     read_block,
-    unpacked,
 )
 
 ROUNDS = 3
@@ -62,7 +61,7 @@ ROUNDS_OF_DATA = 2 * BATCHES + 2
 GRAD_MODES = {"no_grad": False, "inference_mode": False, "enable_grad": True}
 TRAINING_SECONDS = 1.0
 """For one trial with gradients."""
-_READERS = ("item", "tolist", "numpy", "backward")
+_READERS = ("item", "tolist", "numpy", "from_numpy", "backward")
 """Methods that are allowed where gradients are on: the values are those of copies."""
 
 

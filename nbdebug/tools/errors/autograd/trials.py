@@ -311,7 +311,7 @@ def _trial_of(context: ErrorContext, edit: Edit, strict: bool) -> TrialResult | 
 
 def _as_assignment(context: ErrorContext, code: str) -> Iterator[Edit | None]:
     """A suggestion of a new value, `x = …`, as an edit: before the failing line; of an argument, as the first line of
-    its function; of what only the line itself names (`batch.label`), in it."""
+    its function; of what only the line itself names (`batch.label`), in it; where `x` gets its value."""
     code = "\n".join(line.partition("   #")[0] for line in code.split("\n"))
     frame, line, tree = context.frame, context.line, parse(code)
     if tree is None or any(callee_word(call)[:1].isupper() for call in calls_in(tree)):  # weights that nobody trains
@@ -326,17 +326,25 @@ def _as_assignment(context: ErrorContext, code: str) -> Iterator[Edit | None]:
         first = next((n for n in scope.body if not isinstance(getattr(n, "value", None), ast.Constant)), scope.body[-1])
         if first is not line:
             yield edit_of(frame.site.file, {first: f"{code}\n{' ' * first.col_offset}{{raw}}"})
+    made = [n for n in ast.walk(scope or ast.Module([], [])) if isinstance(n, ast.Assign)]
+    made = [n for n in made if name in map(ast.unparse, n.targets) and name not in names_loaded(n.value)]
+    if len(made) == 1 and made[0].lineno < line.lineno and isinstance(new.value, ast.Call):
+        own, text = ast.unparse(made[0].value), ast.unparse(new.value)
+        yield edit_of(frame.site.file, {made[0].value: re.sub(rf"^({re.escape(own)}|{name})(?=\.)", "{}", text)})
     parts = [n for n in ast.walk(new.value) if isinstance(n, ast.Attribute) and n.attr == name]
     alike = [n for n in ast.walk(line) for part in parts if ast.unparse(n) == ast.unparse(part)]
     if alike and not any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(line)):
         yield edit_of(frame.site.file, dict.fromkeys(alike, f"({ast.unparse(new.value)})"))
 
 
-def retried(context: ErrorContext, edit: Edit, rounds: int = 0) -> TrialResult | None:
+def retried(
+    context: ErrorContext, edit: Edit, rounds: int = 0, layers: Mapping[int | str, nn.Module] | None = None
+) -> TrialResult | None:
     """The training with an edit: of the innermost function of the user's in which the error appears again without it,
     and which reads the edited lines. None where there is none. rounds: of the loop around the failing line, where what
-    failed is no backward pass, which need not occur then."""
-    swap = _layers_of(context, edit)
+    failed is no backward pass, which need not occur then. layers: what the edited lines make, by the id of the present
+    layer."""
+    swap = layers or _layers_of(context, edit)
     for frame in context.users[:DEEPEST]:
         for start in _starts(frame):
             before = _training(frame, start, None, rounds=rounds)

@@ -86,21 +86,43 @@ def _sizes_kept(last: str, size: int, context: ErrorContext) -> tuple[str, ...]:
     return tuple(text for text, number in kept if type(number) is int and number == size)
 
 
-def head(scores: str, size: int, context: ErrorContext) -> str:
-    """The name of the last layer with as many outputs as there are scores: of the model whose call computed them, named
-    as the user's line calls it; where the sources don't show the call, of the only model that has one. "" where several
-    have: a wrong name would be worse than none."""
+def head(scores: str, size: int, context: ErrorContext) -> tuple[str, nn.Module | None]:
+    """The last layer with as many outputs as there are scores: of the model whose call computed them, named
+    as the user's line calls it; where the sources don't show the call, of the only model that has one. ("", None) where
+    several have: a wrong name would be worse than none."""
     text, model = _caller(scores, context)
     if model is not None:
         path, layer = _last(model, size)
         if layer is None:
-            return ""
+            return "", None
         named = OperandNames(context).module(layer)
         root = named.split(".")[0]
         by_variable = text.isidentifier() and text != "self" and root != text
-        return f"{text}.{path}".rstrip(".") if by_variable and "[" not in named else named
+        return f"{text}.{path}".rstrip(".") if by_variable and "[" not in named else named, layer
     layers = [layer for one in context.owners.models.values() if (layer := _last(one, size)[1]) is not None]
-    return OperandNames(context).module(layers[0]) if len(layers) == 1 else ""
+    return (OperandNames(context).module(layers[0]), layers[0]) if len(layers) == 1 else ("", None)
+
+
+def _more_classes(layer: nn.Module | None, target: torch.Tensor, context: ErrorContext) -> TriedFix | None:
+    """The last layer with an output for the largest label, as an edit of the call that makes it; tried on the program
+    from before the scores. Only where few classes are lacking: else the labels are wrong."""
+    from nbdebug.tools.errors.autograd.trials import retried
+    from nbdebug.tools.errors.shapes.trials import constructor
+
+    made = constructor(context, layer) if type(layer) is nn.Linear else None
+    if made is None or not isinstance(layer, nn.Linear):
+        return None
+    needed, size = 1 + (_highest(target, int(target.max()), context) or 0), layer.out_features
+    sizes = [*made[1].args[1:2], *(k.value for k in made[1].keywords if k.arg == "out_features")]
+    if len(sizes) != 1 or not size < needed <= size + max(1, size // 2):
+        return None
+    old = sizes[0]
+    edit = edit_of(made[0], {old: str(needed) if isinstance(old, ast.Constant) else f"max({{raw}}, {needed})"})
+    larger = nn.Linear(layer.in_features, needed, layer.bias is not None, layer.weight.device, layer.weight.dtype)
+    trial = retried(context, edit, 1, {id(layer): larger}) if edit is not None else None
+    if trial is None or not trial.worked:
+        return None
+    return TriedFix(str(needed), True, {"the program then runs": trial.text}, edit)
 
 
 def _last(model: nn.Module, size: int) -> tuple[str, nn.Module | None]:
@@ -381,7 +403,7 @@ def _target(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
     if bad is None:
         return None
     labels, table = _named(target, "target", context), _named(scores, "input", context).name
-    last = head(table, size, context)
+    last, layer = head(table, size, context)
     return dataclasses.replace(
         facts,
         kind="target",
@@ -394,6 +416,7 @@ def _target(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
         sizes_kept=_sizes_kept(last, size, context),
         shifted=shifted(bad, target, size, context),
         ignored=ignored(bad, target, context),
+        grown=_more_classes(layer, target, context) if (bad.low or 0) >= 0 else None,
     )
 
 

@@ -39,7 +39,7 @@ class IndexFacts:
     where that is not the key; data_set: its name; promised: the length that its loader got; fits: what `__len__` should
     return. counted: the text of the `arange` that created the index (a position); along: the tensor whose length it
     counts. vocabulary: a dict of the user's that has more entries. grown, shifted, ignored: fixes that were tried (a
-    larger table, classes from 0, an ignored label). late:
+    larger table or last layer, classes from 0, an ignored label). late:
     the line that raised the error, where a GPU reported it later than at the line of `raised`."""
 
     raised: Raised
@@ -315,13 +315,14 @@ def _of_target(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
         fixes.append(facts.ignored.fix(f"{title} these entries in the loss.", code))
     if fixes:
         return tuple(fixes)
-    needed = (bad.high or bad.value) + 1
+    needed = int(facts.grown.code) if facts.grown is not None else (bad.high or bad.value) + 1
     head = as_code(facts.head) if facts.head else "head"
     title = f"Give the last layer {needed} classes, or map the labels to 0 … {(facts.size or 1) - 1}."
     code = f"{head} = nn.Linear({head}.in_features, {needed})"
     if facts.sizes_kept:
         code += f"\n{' = '.join(facts.sizes_kept)} = {needed}"
-    return (Fix(title, code), Fix("Print the labels and their counts.", f"{name}.unique(return_counts=True)"))
+    first = Fix(title, code) if facts.grown is None else facts.grown.fix(title)
+    return (first, Fix("Print the labels and their counts.", f"{name}.unique(return_counts=True)"))
 
 
 def _chain(facts: IndexFacts) -> tuple[Link, ...]:

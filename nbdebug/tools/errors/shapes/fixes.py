@@ -117,7 +117,7 @@ def other_layer_fixes(call: FailedCall, message: ParsedMessage, path: str) -> It
         result = CallTrials(call).without("hx")
         if result is not None:
             code = f"{ast.unparse(call.node.func)}({ast.unparse(call.node.args[0])})"
-            yield ShapeFix("state", "", f"{code}   # without a state: torch begins with zeros", True, result)
+            yield ShapeFix("state", "", code, True, result)
 
 
 def _pooling(layer: nn.Linear, before: Shape) -> Iterator[ShapeFix]:

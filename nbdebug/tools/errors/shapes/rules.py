@@ -672,7 +672,7 @@ TITLES = {
     "reshape": "Use reshape, which copies where it must.",
     "order": "Name every axis.",
     "heads": "Repeat the mask for each head.",
-    "state": "Make the hidden state for this batch.",
+    "state": "Leave the state out: torch begins with zeros then, of this batch's size.",
     "unsorted": "Let torch sort them.",
     "mean": "Take the mean first.",
     "stack": "Stack the tensors.",
