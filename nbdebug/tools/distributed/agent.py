@@ -51,6 +51,7 @@ from nbdebug.tools.distributed.launch import alive
 COLLECTIVE = re.compile(r"(all_(reduce|gather|to_all)|broadcast|reduce|gather|scatter|(monitored_)?barrier)(_\w+)?")
 REDUCING = re.compile(r"reduce|gather")
 NUMBER = re.compile(r"\d\.\d|\d ?%")
+JOINS = {Join.notify_join_context.__code__, Join.__exit__.__code__}
 SHAPELESS = re.compile(r"all_to_all|barrier")
 
 PEER = re.compile(
@@ -140,13 +141,13 @@ class Agent:
         self.finished, self.part, self.written = False, max(parts, default=-1) + 1, 0
         self.open()
         self.counts = Counter[tuple[str, ...]]()
-        self.backwards = self.joining = self.handled = 0
+        self.backwards = self.joining = self.joined = self.handled = 0
         self.score: dict[str, Any] | None = None
         held: Any
         for held in (self.trail, self.passes, self.synced, self.waiting):
             held.clear()
         for record in self.optimizers.values():
-            record.update(steps=0, reduced=False, stepped=[])
+            record.update(steps=0, alike=0, reduced=False, stepped=[])
         self.write("start", pid=self.process, version=torch.__version__)
         for place in self.places:  # of the script, and of functions that earlier cells have made
             self.write("place", **vars(place))
@@ -183,11 +184,18 @@ class Agent:
         self, op: str, group: Any = None, shape: str = "", dtype: str = "", root: str = "", later: bool = False
     ) -> None:
         """later: the caller waits for the others some other time."""
-        if self.joining or not dist.is_initialized():
+        if not dist.is_initialized():
             return
         group = group or c10d._get_default_group()
         if not isinstance(group, dist.ProcessGroup):
             return  # this rank is no member
+        if self.joining:
+            codes = {frame.f_code for frame, _ in traceback.walk_stack(None)}
+            of_wrapper = "DistributedDataParallel" in op or getattr(self.inside, "forward", False)
+            if not of_wrapper and not JOINS & codes:
+                number = self.number("join", str(self.joined))
+                self.write("in_join", id=self.joined, n=number, op=op, lines=user_lines())
+            return
         name = str(group.group_name)
         number = self.number("call", name)
         new: dict[str, Any] = {} if number else {"ranks": dist.get_process_group_ranks(group)}
@@ -323,7 +331,7 @@ class Agent:
         for made, places in ((DataLoader, self.loaders), (DistributedSampler, self.samplers)):
             self.wrap(made, "__init__", flag="each", then=functools.partial(self.made, places))
         for name, change in (("__enter__", 1), ("__exit__", -1)):
-            self.wrap(Join, name, flag="each", then=functools.partial(self.joins, change))
+            self.wrap(Join, name, self.runs_out if change < 0 else None, "each", functools.partial(self.joins, change))
         optimizers = sys.modules["torch.optim.optimizer"]
         optimizers.register_optimizer_step_pre_hook(functools.partial(self.attempt, self.before_step))
         optimizers.register_optimizer_step_post_hook(functools.partial(self.attempt, self.after_step))
@@ -345,8 +353,15 @@ class Agent:
         places[thing] = (lines, sum(line == lines for line, _ in places.values()))
 
     def joins(self, change: int, *_: Any, **__: Any) -> None:
-        """Within `join()` a rank that has run out answers for the others: nothing is compared."""
+        """Within `join()` a rank that has run out answers for the wrapper's calls of the others: none is compared."""
         self.joining += change
+        self.joined += change > 0
+        for record in self.optimizers.values():  # who has run out made fewer steps, and has the others' weights now
+            record["alike"] = record["steps"]
+
+    def runs_out(self, join: Join, kind: Any, *_: Any) -> None:
+        if kind is None:
+            self.write("ran_out", id=self.joined, n=self.counts["join", str(self.joined)], lines=user_lines())
 
     # -- the group, and the environment -------------------------------------------------------------------------------
 
@@ -543,7 +558,14 @@ class Agent:
         return {"title": finding.title, "code": finding.code, "op": where.op, "module": where.module, "line": place}
 
     def optimizer_made(self, _: None, optimizer: Any, *__: Any, **___: Any) -> None:
-        record = {"id": next(self.ordinals), "steps": 0, "lines": user_lines(), "reduced": False, "stepped": []}
+        record = {
+            "id": next(self.ordinals),
+            "steps": 0,
+            "alike": 0,
+            "lines": user_lines(),
+            "reduced": False,
+            "stepped": [],
+        }
         self.optimizers[optimizer] = record
 
     def before_step(self, optimizer: Any, *_: Any) -> None:
@@ -566,7 +588,8 @@ class Agent:
             self.write("step", id=f"{record['id']}/{record['steps']}", synced=dict(self.synced))
             self.synced.clear()
         large = sum(p.numel() for g in optimizer.param_groups for p in g["params"]) > LARGE
-        if record["steps"] in ((1, 2, 4, 8) if large else range(EARLY)) or record["steps"] % EVERY == 0:
+        number = record["steps"] - record["alike"]
+        if number in ((1, 2, 4, 8) if large else range(EARLY)) or number % EVERY == 0:
             self.weights(optimizer, record, "after")
 
     def names(self, optimizer: Any) -> dict[str, Any]:
@@ -586,7 +609,8 @@ class Agent:
             numbers = torch.stack([each.to(sums[0].device) for each in sums]).tolist()
         living = [m.process_group for m in self.models if m.process_group in c10d._world.pg_group_ranks]
         groups = {tuple(dist.get_process_group_ranks(group)) for group in living}
-        key, step = f"{record['id']}/{record['steps']}/{when}/{sorted(groups)}", max(record["steps"] - 1, 0)
+        number, step = record["steps"] - record["alike"], max(record["steps"] - 1, 0)
+        key = f"{record['id']}/{self.joined}/{number}/{when}/{sorted(groups)}"
         late = [name for name, p in parameters.items() if some and id(p) not in self.wrapped]
         rates = [float(g.get("lr") or 0) for g in optimizer.param_groups]
         values = {"values": dict(zip(parameters, numbers)), "late": late, "lr": rates, "lines": record["lines"]}

@@ -448,6 +448,7 @@ def waits(facts: RanksFacts, parted: paths.Parting) -> list[Link]:
     fix="Make the call on all ranks, outside of the branch; on one rank alone use the bare model (`model.module`).",
 )
 def collective_mismatch(facts: RanksFacts) -> Iterator[Finding]:
+    yield from _within_join(facts)
     for parted, left in paths.departures(facts):
         who, chain = f"Rank {left.rank} leaves the common path", waits(facts, parted)
         same = "value = validate()  # on all ranks\nif rank == 0:\n    print(value)"
@@ -461,6 +462,19 @@ def collective_mismatch(facts: RanksFacts) -> Iterator[Finding]:
         each = "; ".join(re.sub(",? (its number|after) .*", "", link.what).replace("left", "ended") for link in chain)
         title, where = f"{who} at call {parted.n + 1}: {each}", at(facts, left.line, left.rank, turn(facts, parted))
         yield finding("collective-mismatch", title, where, fix, chain=chain, timeout=LONGER)
+
+
+def _within_join(facts: RanksFacts) -> Iterator[Finding]:
+    """A call of a rank's own within `join()`, when another has run out there after fewer of them."""
+    for out in facts.all("ran_out"):
+        for call in facts.all("in_join"):
+            if call["id"] == out["id"] and call["n"] >= out["n"]:
+                who = f"rank {call['rank']} calls {call['op']}, its call {call['n'] + 1} there"
+                title = f"Within join() {who}, and rank {out['rank']} has run out of batches"
+                title += ": join answers for the wrapper's calls alone"
+                after = Fix("Sum up on each rank, and reduce when the join is over.", "dist.all_reduce(total)")
+                where = at(facts, first(call["lines"]), call["rank"])
+                yield finding("collective-mismatch", title, where, after, timeout=LONGER)
 
 
 @cause(
