@@ -129,7 +129,8 @@ def timed(training):
         return speed_report(training, "bottleneck(step)", "")
     names = {name: value for name, value in vars(training).items() if name != "step"}
     parts = {name: names.get(name) for name in ("model", "optimizer", "loader")}
-    return nbdebug.bottleneck(training.step, **parts, steps=8, try_cures=False, names=names)
+    proven = names.pop("proven", False)  # by an experiment alone
+    return nbdebug.bottleneck(training.step, **parts, steps=8, try_cures=proven, names=names)
 
 
 def failed(training):

@@ -167,6 +167,43 @@ def test_a_script_runs_as_it_is_and_is_compared(tmp_path: pathlib.Path, capsys: 
     assert main(["bottleneck", str(tmp_path / "none.py")]) == 2
 
 
+@pytest.mark.parametrize(
+    "line", ["seen.append(sorted(range(300_000))[0])", "for turn in range(300_000): seen.append(turn)"]
+)
+def test_a_line_without_which_a_script_trains_the_same_is_named(
+    line: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    loop = f"seen = []\nwhile True:\n    for batch in train_loader:\n        step(batch)\n        {line}\n"
+    script.write_text(SETUP + loop)
+    assert main(["bottleneck", "--json", str(script)]) == 1
+    finding = json.loads(capsys.readouterr().out)["findings"][0]
+    assert finding["code"] == "speed/bookkeeping" and finding["where"]["text"] == line
+    assert "times as fast" in finding["evidence"]["without this line"]
+
+
+@pytest.mark.parametrize("line", ["noise = [random() for _ in range(200_000)]", "slow = [model(batch[0])] * 200_000"])
+def test_a_line_that_the_weights_depend_on_is_not(line: str) -> None:
+    """A learned term, and random numbers that the loss takes."""
+    with started(SETUP + "from random import random\nslow, noise = [0], [0]") as book:
+        begin = f"def step(batch):\n    for _ in range(2):\n        {line}\n"
+        body = "    loss = (model(batch[0]) + noise[-1] + slow[-1]).square().mean()\n"
+        end = "    optimizer.zero_grad(); loss.backward(); optimizer.step()\n    return loss.detach()"
+        assert book.run(begin + body + end).error is None
+        report = book.run("%bottleneck step").result
+        assert report.ok, str(report)
+
+
+def test_workers_that_stay_are_not_read_by_a_copy() -> None:
+    """They are those of the original: a copy begins its own, and leaves these where they are."""
+    data = TensorDataset(torch.arange(32.0))
+    loader = DataLoader(data, batch_size=8, num_workers=1, persistent_workers=True)
+    first = [batch[0].tolist() for batch in loader]
+    subject = clock.Training(lambda batch: None, {}, {}, loader)
+    read = clock.apart(subject, lambda: [batch[0].tolist() for batch in loader])
+    assert read == first == [batch[0].tolist() for batch in loader]
+
+
 class Echo(nn.Module):
     """Takes a cache as models of transformers do: it keeps the sum of what it read."""
 

@@ -24,7 +24,6 @@ from nbdebug.interrupts import interruptible, uninterrupted
 from nbdebug.observe.locations import Site, at_site
 from nbdebug.observe.step_hooks import StepHook
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, needed, optimizers_of
-from nbdebug.process import can_copy
 from nbdebug.report import Plot, Report, RuledOut, Symptom, Table, Where
 from nbdebug.robust_stats import longer, rank_correlation
 from nbdebug.text import clip, count, duration, figures, percent
@@ -127,9 +126,12 @@ def time_training(
     if facts.device == "cuda" and rules.PROFILER not in clock.modes:  # there is one at a time
         facts.kernels = cures.kernels(training) if own else apart(training, lambda: cures.kernels(training))
     if facts.share(DATA) > rules.WAITS:
-        facts.places[DATA] = apart(training, lambda: cures.loading_line(training)) or Where()
+        users = {*clock.lines, *clock.update}
+        facts.places["loader"] = cures.line_with(re.compile(r"\bDataLoader *\("), users, Where(phase="input"))
+        found = apart(training, lambda: cures.loading_line(training))
+        facts.places[DATA] = found if found is not None and found.line else facts.places["loader"]
     if try_cures:
-        _try(facts, training)
+        _try(facts, training, clock)
     return report_of(facts, question, subject, goal)
 
 
@@ -145,7 +147,10 @@ def _clocked(facts: SpeedFacts, clock: Clock) -> None:
         ends["validating"] = branch_line(clock.validations[-1], clock.update)
     facts.places = {label: at_site(Where(), site) for label, site in ends.items()}
     facts.modes = clock.modes
-    facts.places |= {mode: cures.mode_line(mode, {*clock.lines, *clock.update}) for mode in clock.modes}
+    for mode in clock.modes:
+        if mode in cures.TURNED_ON:
+            users = {*clock.lines, *clock.update}
+            facts.places[mode] = cures.line_with(cures.TURNED_ON[mode], users, Where(phase="forward"))
     if clock.recompiles:
         reasons = tuple(reason.split("\n")[0][:160] for reason, _ in clock.recompiles)
         text, caller = clock.recompiles[-1]
@@ -174,7 +179,7 @@ def _trend(facts: SpeedFacts, training: Training, ran: int) -> None:
         facts.slower = rules.Slower(late["largest"], ratio, what, before[what], after[what])
 
 
-def _try(facts: SpeedFacts, training: Training) -> None:
+def _try(facts: SpeedFacts, training: Training, clock: Clock) -> None:
     """The experiments that decide, one for each cause that comes into question, until one is left; then what else there
     is to try."""
     facts.trying = True
@@ -187,22 +192,18 @@ def _try(facts: SpeedFacts, training: Training) -> None:
     if facts.share(DATA) > rules.WAITS and facts.workers == 0:
         facts.cures.append(cures.with_workers(training, 2, facts.seconds()))
     cause = rules.name_cause(facts)
+    if cause is None or (cause.code == "speed/host-sync" and facts.device == "cpu"):
+        found = cures.beside(training, clock, facts)
+        if found is not None:
+            facts.beside, cure = found
+            facts.cures.append(dataclasses.replace(cure, code=cause.code if cause else "speed/bookkeeping"))
+            cause = rules.name_cause(facts)
     if cause is None:
         half = cures.SpeedTrial("autocast to bfloat16", cures.autocast, seconds=1.0)
         cuda = [cures.SpeedTrial("TF32", cures.tf32, seconds=1.0)] if facts.device == "cuda" else []
         trials = (half, *cuda, cures.twice_the_batch(facts)) if facts.backwards else ()
         tried = [cures.try_cure(training, each, facts) for each in trials]
         facts.cures += [cure for cure in tried if cure.measured is not None]
-    elif cause.code == "speed/compile-recompiles":
-        slow, quick = ([step.total for step in facts.steps if step.compiled is kind] for kind in (True, False))
-        fast = cures.median_step(training, 7, 1, lambda: torch.compiler.set_stance("force_eager"))
-        predicted = statistics.median(slow) / statistics.median(quick) if slow and quick else None
-        measured = statistics.median(slow) / fast if slow and fast else None
-        facts.cures.append(SpeedCure("no torch.compile", predicted, measured, code=cause.code))
-    elif cause.evidence.get("mode") == rules.PROFILER and can_copy():
-        slow, fast = cures.median_step(training, 7, 1), cures.median_step(training, 7, 1, cures.unprofiled)
-        measured = slow / fast if slow and fast else None
-        facts.cures.append(SpeedCure(f"without {rules.PROFILER}", None, measured, code=cause.code))
     elif cause.code == "speed/small-kernels" and facts.loop is not None:  # no change of ours: it is the user's text
         saved = facts.loop.of_time * (1 - 1 / facts.loop.gain) * (facts.share("forward") + facts.share("backward"))
         why = f"its ops alone: {figures(facts.loop.gain)} times as fast, measured"

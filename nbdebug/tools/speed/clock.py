@@ -21,6 +21,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import gc
 import math
 import os
 import shutil
@@ -43,7 +44,7 @@ from nbdebug.observe.snapshot import StepState
 from nbdebug.observe.step_hooks import Patches, TrainingStopped, stop_training
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.process import can_copy, in_copy
-from nbdebug.tools.speed.rules import ANOMALY, BLOCKING, DATA, FREE, PROFILER, StepTimes
+from nbdebug.tools.speed.rules import ANOMALY, BLOCKING, DATA, DETERMINISTIC, FREE, PROFILER, StepTimes
 
 LOOK = 0.005
 """Seconds between two looks at the user's code: 1.02 to 1.08 of a step; each millisecond would cost up to 1.3."""
@@ -82,8 +83,10 @@ class Clock:
     """See `run`. driven: the caller says when a step ends (`tick`); else each update of the first optimizer that steps
     ends one. update: the lines on the stack of the first update; recompiles: torch's words on each compilation that it
     repeated since a guard failed, and the line that called the code, if any. aside, batch: called where work that is
-    not the model's begins and ends, and with each batch. places: by phase the seconds that end at each of the user's
-    lines, where files are written and tensors moved. modes: how often backward began with each of torch's modes for
+    not the model's begins and ends, and with each batch. lines: seconds in which each of the user's lines
+    was the innermost; stacks: of all lines on the stack, the innermost first, outside of loader, backward and
+    optimizer. places: by phase the seconds that end at each of the user's lines, where files are written and tensors
+    moved. modes: how often backward began with each of torch's modes for
     debugging on."""
 
     def __init__(
@@ -97,6 +100,7 @@ class Clock:
         self.cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
         self.steps: list[StepTimes] = []
         self.lines: dict[Site, float] = collections.defaultdict(float)
+        self.stacks: dict[tuple[Site, ...], float] = collections.defaultdict(float)
         self.places: dict[str, dict[Site, float]] = collections.defaultdict(lambda: collections.defaultdict(float))
         self.writes: collections.Counter[str] = collections.Counter()
         self._saved: Site | None = None
@@ -121,6 +125,7 @@ class Clock:
 
     def _begin(self, now: float) -> None:
         self._last, self._before_backward, self._eval, self._compiled, self._samples = now, True, False, False, 0
+        self._started = False
 
     # -- the time between two borders belongs to the one that was entered last ---------------------------------------
 
@@ -154,9 +159,10 @@ class Clock:
         if not self.backwards:
             self._phases[FORWARD] += self._phases.pop(REST, 0.0)
         if not self.steps:
+            self.stacks.clear()
             self.lines.clear()  # the first step warms up; of a script it is all that comes before
         synced = self.cuda and self.waits(len(self.steps)) > 1
-        self.steps.append(StepTimes(dict(self._phases), self._samples, self._compiled, synced))
+        self.steps.append(StepTimes(dict(self._phases), self._samples, self._compiled, self._started, synced))
         self._phases.clear()
         try:
             self.ended(self, len(self.steps))
@@ -189,6 +195,7 @@ class Clock:
     def _attach(self) -> None:
         put = self._patches.put
         put(dataloader._BaseDataLoaderIter, "__next__", self._next)
+        put(dataloader.DataLoader, "__iter__", self._iterated)
         put(torch.nn.Module, "train", self._train)
         ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
         for label, functions in (("saving", WRITERS), ("communication", COLLECTIVES if ranks else ())):
@@ -220,6 +227,10 @@ class Clock:
                 self._saved = site if label == "saving" else self._saved
                 self.places[label][site] += time.perf_counter() - begin
             self.leave()
+
+    def _iterated(self, original: Callable[..., Any], loader: Any) -> Any:
+        self._started |= self._here() and not self._eval and loader.num_workers > 0 and loader._iterator is None
+        return self.timed(DATA, original, loader)
 
     def _next(self, original: Callable[..., Any], iterator: Any) -> Any:
         batch = self.timed(DATA, original, iterator)
@@ -294,10 +305,12 @@ class Clock:
         while not self._over.wait(LOOK):
             frame = sys._current_frames().get(self._thread)
             now = time.perf_counter()
-            line = next(users_frames(frame, DRIVERS), None)
-            if line is not None:
-                self.lines[site_of(line)] += now - last
-            del frame, line
+            stack = tuple(map(site_of, users_frames(frame, DRIVERS)))
+            if stack:
+                self.lines[stack[0]] += now - last
+                if self.label in (FORWARD, REST, "synchronisation"):
+                    self.stacks[stack] += now - last
+            del frame
             last = now
 
 
@@ -307,6 +320,8 @@ def debug_modes() -> Iterator[str]:
         yield ANOMALY
     if torch._C._autograd._profiler_enabled():
         yield PROFILER
+    if torch.are_deterministic_algorithms_enabled():
+        yield DETERMINISTIC
     if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1" and torch.cuda.is_initialized():
         yield BLOCKING
 
@@ -437,7 +452,10 @@ def apart(training: Training, experiment: Callable[[], Any], seconds: float = 60
 
     def harmless() -> Any:
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-            stack.callback(_write_into(folder).undo)  # the folder itself is to be removed
+            patches = _write_into(folder)
+            stack.callback(patches.undo)  # the folder itself is to be removed
+            for loader in [thing for thing in gc.get_objects() if issubclass(type(thing), dataloader.DataLoader)]:
+                patches.set(loader, "_iterator", None)  # its workers are those of the original
             return experiment()
 
     try:

@@ -9,6 +9,7 @@ touches the user's own objects: see `clock`.
 from __future__ import annotations
 
 import ast
+import builtins
 import collections
 import contextlib
 import dataclasses
@@ -35,7 +36,7 @@ from nbdebug.observe.items import loader_like
 from nbdebug.observe.locations import USER, Site, at_site, code_kind, other_cells, site_of, users_frames
 from nbdebug.observe.modules import eager
 from nbdebug.observe.snapshot import accelerators_in_use
-from nbdebug.observe.sources import nodes_of
+from nbdebug.observe.sources import edit_of, edited_functions, function_at, nodes_of
 from nbdebug.observe.sources import source as text_of
 from nbdebug.observe.step_hooks import Patches
 from nbdebug.observe.tensors import fingerprint, tensors_in
@@ -44,16 +45,35 @@ from nbdebug.report import Finding, Where
 from nbdebug.robust_stats import longer
 from nbdebug.tools.speed.clock import MOVES, READS, WRITERS, Clock, Training, apart, endless, run, users_lines
 from nbdebug.tools.speed.ops import OpWatch, attention_refused
-from nbdebug.tools.speed.rules import ANOMALY, DATA, FREE, NOTHING, PROFILER, SpeedCure, SpeedFacts, WorkShare
+from nbdebug.tools.speed.rules import (
+    ANOMALY,
+    BLOCKING,
+    DATA,
+    DETERMINISTIC,
+    FREE,
+    NOTHING,
+    PROFILER,
+    SPARSE,
+    STAYING,
+    WAITS,
+    WITHOUT_LINE,
+    SpeedCure,
+    SpeedFacts,
+    WorkShare,
+    table_cost,
+)
 
 PAIRS, SECONDS = 20, 2.5
 """Of an experiment: steps with and without, at most; and the time after which three of each are enough."""
 OBSERVED, OBSERVED_SECONDS = 3, 8.0
 """Steps whose ops are followed, and the time after which the first must do."""
+SAME, BESIDE = 6, (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For)
+"""Steps whose weights are compared, and the statements that a step may do without."""
 LOADED, LOADING_SECONDS = 100, 1.0
 """Batches, and seconds, in which the lines of a loader are followed."""
 TURNED_ON = {
     ANOMALY: re.compile(r"\bdetect_anomaly *[(=](?! *False)|\bset_(detect_anomaly|anomaly_enabled) *\((?! *False)"),
+    DETERMINISTIC: re.compile(r"\buse_deterministic_algorithms *\((?! *False)"),
     PROFILER: re.compile(r"(?<!def )\b(profile|emit_nvtx|emit_itt) *\("),
 }
 """What is called for a mode, or the argument of a trainer's for it."""
@@ -95,6 +115,7 @@ def observe(training: Training, first: int = 0) -> dict[str, Any]:
 
 def _seen(watch: OpWatch, training: Training) -> dict[str, Any]:
     facts: dict[str, Any] = {name: getattr(watch, name)() for name in ("reads", "repeated", "growth", "loop")}
+    facts["table"] = watch.embedding(lambda weight: embedding_line(weight, watch, training))
     facts["double"] = WorkShare(double_origin(watch, training), watch.double(), "float64")
     by_line: collections.Counter[Site] = collections.Counter()
     for op in watch.last:
@@ -148,17 +169,29 @@ def loading_line(training: Training) -> Where:
     return at_site(Where(phase="input"), max(times, key=times.__getitem__, default=None))
 
 
-def mode_line(mode: str, lines: Iterable[Site]) -> Where:
-    """The user's line that turns a mode on: in the files of these lines, in other cells, or in other modules."""
+def line_with(pattern: re.Pattern[str], lines: Iterable[Site], where: Where) -> Where:
+    """The user's first line with this text: in the files of these lines, in other cells, or in other modules."""
     files = dict.fromkeys(line.file for line in lines)
     files |= dict.fromkeys(cell for file in files for cell in other_cells(file))
     modules = [module for name, module in list(sys.modules.items()) if is_user_module(name)]
     files |= dict.fromkeys(getattr(module, "__file__", None) or "" for module in modules)
-    for file in files if mode in TURNED_ON else ():
+    for file in files:
         for number, text in enumerate(linecache.getlines(file), 1):
-            if TURNED_ON[mode].search(text.partition("#")[0]):
-                return at_site(Where(phase="forward"), Site(file, number, ""))
-    return Where(phase="forward")
+            if pattern.search(text.partition("#")[0]):
+                return at_site(where, Site(file, number, ""))
+    return where
+
+
+def embedding_line(weight: Any, watch: OpWatch, training: Training) -> Where:
+    """The user's line that makes an embedding, or else that of the optimizer's step."""
+    parts = [part for model in training.models.values() for part in model.named_modules()]
+    names = [re.escape(name.rpartition(".")[2]) for name, part in parts if getattr(part, "weight", None) is weight]
+    lines = [op.line for op in watch.last if op.line is not None]
+    where = at_site(Where(), next((op.line for op in reversed(watch.last) if op.phase == "optimizer"), None))
+    for name in (r"\w+", "|".join(names)):
+        made = re.compile(rf"^\s*(\w+\.)*({name})\b[^'\"=]*= *[\w.]*\bEmbedding(Bag)? *\(")
+        where = line_with(made, lines, where)
+    return where
 
 
 # -- double precision, attention ---------------------------------------------------------------------------------------
@@ -270,20 +303,28 @@ class Switch(Patches):
 class SpeedTrial:
     """An experiment: its name, what it changes, and the phase that it takes away, by which part. predicted: where no
     phase tells how many times faster a step should be; rows: how many times more rows a step has with it; seconds:
-    after which three steps of each kind are enough."""
+    after which three steps of each kind are enough. inside: makes a context of all steps, for what can't be turned on
+    and off from step to step; base: seconds of a step without, where these steps can't be run again."""
 
     name: str
-    change: Callable[[Training, Switch], None]
+    change: Callable[[Training, Switch], None] | None = None
     phase: str = ""
     part: float = 1.0
     predicted: float | None = None
     rows: float = 1.0
     seconds: float = SECONDS
+    inside: Callable[[], AbstractContextManager[Any]] | None = None
+    base: float | None = None
 
 
 def try_cure(training: Training, what: SpeedTrial, facts: SpeedFacts) -> SpeedCure:
     """The cure with its predicted and its measured speed-up, on a CPU from the same steps, and the last losses."""
     predicted = facts.faster(what.phase, what.part) if what.phase else what.predicted
+    if what.inside is not None:
+        base, fast = what.base or mean_step(training), mean_step(training, what.inside)
+        if not base or not fast:
+            return SpeedCure(what.name, predicted, why_not=NOT_TRIED)
+        return SpeedCure(what.name, predicted, base / fast)
     on_gpu = facts.device != "cpu"
     block = FREE if on_gpu and facts.seconds() < 0.25 else 1
     tried: SpeedCure | None = apart(training, lambda: _paired(training, what, block), 10 * SECONDS)
@@ -304,6 +345,7 @@ def _paired(training: Training, what: SpeedTrial, block: int) -> SpeedCure:
     def at_ends(step: int) -> int:
         return int((step - 2) % block == block - 1)
 
+    assert what.change is not None
     try:
         what.change(training, switch)
         clock = run(training, 2 * PAIRS + 2, what.seconds, few, ended, at_ends)
@@ -466,6 +508,132 @@ def single_precision(training: Training, switch: Switch) -> None:
     switch.turned, switch.used = turned, 1
 
 
+def sparse_gradients(rows: int, training: Training, switch: Switch) -> None:
+    """The embedding with so many rows gets sparse gradients; where its optimizer takes none, SparseAdam updates it."""
+
+    def of(kind: type) -> Iterator[Any]:
+        return (thing for thing in gc.get_objects() if issubclass(type(thing), kind))
+
+    tables = [m for kind in (torch.nn.Embedding, torch.nn.EmbeddingBag) for m in of(kind) if len(m.weight) == rows]
+    ids = {id(m.weight) for m in tables}
+    for optimizer in of(torch.optim.Optimizer):
+        for group in optimizer.param_groups:
+            held, momentum = [p for p in group["params"] if id(p) in ids], group.get("momentum", 0)
+            takes = isinstance(optimizer, (torch.optim.SGD, torch.optim.Adagrad)) and not momentum
+            if held and not takes:
+                _updated_apart(optimizer, group, held, switch)
+            switch.used += len(held)
+
+    others = switch.turned
+
+    def turned(on: bool) -> None:
+        others(on)
+        for module in tables:
+            module.sparse, module.weight.grad = on, None
+
+    switch.turned = turned
+
+
+def _updated_apart(optimizer: Any, group: dict[str, Any], held: list[Any], switch: Switch) -> None:
+    """SparseAdam updates these weights of a group while the change is on."""
+    every, apart_ = group["params"], {id(p) for p in held}
+    other = torch.optim.SparseAdam(held, lr=group["lr"])
+
+    def stepped(*_: Any) -> None:
+        if switch.on:
+            other.step()
+            other.zero_grad()
+
+    switch._undo.append(optimizer.register_step_post_hook(stepped).remove)
+    switch.turned = lambda on: group.update(params=[p for p in every if not (on and id(p) in apart_)])
+
+
+def without_line(site: Site, node: Any, training: Training, switch: Switch) -> None:
+    """A loop of the user's runs for nothing, or an expression keeps the value that it first had."""
+    kept: list[Any] = []
+
+    def value(compute: Callable[[], Any]) -> Any:
+        if switch.on and kept:
+            switch.used += 1
+            return kept[0]
+        kept[:] = [compute()]
+        if any(tensor.requires_grad for tensor in tensors_in(kept)):
+            raise LookupError("the step learns from it")
+        return kept[0]
+
+    def items(given: Any) -> Any:
+        switch.used += switch.on
+        return () if switch.on else given
+
+    loop = isinstance(node, ast.For)
+    expression, new = (node.iter, "_nbdebug_items({raw})") if loop else (node.value, "_nbdebug_value(lambda: {raw})")
+    edit, stack = edit_of(site.file, {expression: new}), contextlib.ExitStack()
+    if edit is None:
+        raise LookupError("its text is not known")
+    switch._undo.append(stack.close)
+    stack.enter_context(edited_functions(edit))
+    lines = linecache.getlines(site.file)
+    script = "".join([*lines[: edit.line - 1], edit.new, "\n", *lines[edit.end_line :]])
+
+    def compiled(original: Callable[..., Any], text: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(script if file == site.file else text, file, *args, **kwargs)
+
+    switch.put(builtins, "compile", compiled)
+    switch.set(builtins, "_nbdebug_items", items)
+    switch.set(builtins, "_nbdebug_value", value)
+
+
+def beside(training: Training, clock: Clock, facts: SpeedFacts) -> tuple[WorkShare, SpeedCure] | None:
+    """The dearest statement of the user's without which the same steps give the same weights, and what it costs."""
+    for site, node, share in _dear_statements(clock):
+        change = functools.partial(without_line, site, node)
+        weights = [
+            apart(training, functools.partial(_weights, training, change, on), 10 * SECONDS) for on in (False, True)
+        ]
+        if weights[0] is None or weights[0] != weights[1]:
+            continue
+        cure = try_cure(training, SpeedTrial(WITHOUT_LINE, change, predicted=1 / max(1 - share, 0.01)), facts)
+        if cure.measured is not None:
+            return WorkShare(at_site(Where(), site), share), cure
+    return None
+
+
+def _dear_statements(clock: Clock) -> list[tuple[Site, Any, float]]:
+    """The statements beside the update that take much of the time, the outermost first, with their shares."""
+    spent: dict[Any, float] = collections.defaultdict(float)
+    depth: dict[Any, tuple[int, int]] = {}
+    for stack, seconds in clock.stacks.items():
+        for place, site in enumerate(reversed(stack)):
+            begin = getattr(function_at(site.file, site.line), "lineno", 0)
+            for node in nodes_of(site.file):
+                if isinstance(node, BESIDE) and begin <= node.lineno <= site.line <= (node.end_lineno or 0):
+                    key = site.file, node
+                    spent[key] += seconds
+                    depth[key] = min(depth.get(key, (place, 0)), (place, node.lineno - (node.end_lineno or 0)))
+    whole = sum(clock.lines.values()) or 1.0
+    dear = [key for key, seconds in spent.items() if seconds >= WAITS * whole and not _is_trunk(key, clock.update)]
+    return [(Site(f, n.lineno, ""), n, spent[f, n] / whole) for f, n in sorted(dear, key=depth.__getitem__)][:3]
+
+
+def _is_trunk(key: tuple[str, Any], lines: Iterable[Site]) -> bool:
+    file, node = key
+    return any(site.file == file and node.lineno <= site.line <= node.end_lineno for site in lines)
+
+
+def _weights(training: Training, change: Callable[..., Any], on: bool) -> Any:
+    """What the weights and losses are after some steps with a change, or without it."""
+    switch = Switch()
+    try:
+        change(training, switch)
+        switch.turn(on)
+        clock = run(training, SAME, SECONDS, 3)
+    finally:
+        switch.undo()
+    if not clock.parameters or not clock.backwards or len(clock.steps) < 3:
+        return None
+    return [fingerprint(p.detach()) for p in clock.parameters.values()], [float(loss) for loss in training.losses]
+
+
 def autocast(training: Training, switch: Switch) -> None:
     device = next((d.type for d in accelerators_in_use()), "cpu")
     stack = contextlib.ExitStack()
@@ -488,6 +656,11 @@ def no_anomaly_detection(training: Training, switch: Switch) -> None:
 
     switch.put(torch, "set_anomaly_enabled", setting)
     switch.turned, switch.used = lambda on: torch.set_anomaly_enabled(*asked), 1
+
+
+def no_determinism(training: Training, switch: Switch) -> None:
+    warns, switch.used = torch.is_deterministic_algorithms_warn_only_enabled(), 1
+    switch.turned = lambda on: torch.use_deterministic_algorithms(not on, warn_only=warns)
 
 
 def tf32(training: Training, switch: Switch) -> None:
@@ -530,19 +703,36 @@ def doubled(training: Training, switch: Switch) -> None:
 
 def trial_of(cause: Finding, facts: SpeedFacts) -> SpeedTrial | None:
     """The experiment that decides about a cause; None where there is none, or where this machine can't tell."""
-    reads_of_host = cause.code == "speed/host-sync" and facts.device == "cpu"
-    if reads_of_host or cause.evidence.get("mode", ANOMALY) != ANOMALY:
+    mode = cause.evidence.get("mode", "")
+    if mode == BLOCKING or (cause.code == "speed/host-sync" and facts.device == "cpu"):
         return None
+    if "workers started" in cause.evidence:
+        return SpeedTrial(STAYING, predicted=facts.faster(DATA, 1.0), inside=staying_workers)
+    if mode == PROFILER:
+        return SpeedTrial(f"without {mode}", inside=unprofiled)
+    slow, quick = ([step.total for step in facts.steps if step.compiled is kind] for kind in (True, False))
+    base = statistics.median(slow) if slow else None
+    of_modes = {ANOMALY: no_anomaly_detection, DETERMINISTIC: no_determinism}
     kept = facts.validations / facts.eval_batches if facts.eval_batches else 0.0
     busy, work = facts.busy or 1.0, facts.share("forward") + facts.share("backward")
+    rows = facts.table.rows if facts.table is not None else 0
     fused = 1 / (1 - 0.9 * facts.attention.of_forward * work)
     trials = {
+        "compile-recompiles": SpeedTrial(
+            "no torch.compile",
+            predicted=base / statistics.median(quick) if base and quick else None,
+            inside=lambda: torch.compiler.set_stance("force_eager"),
+            base=base,
+        ),
         "loader-bound": SpeedTrial("the same batch again", same_batch, DATA),
-        "debug-mode": SpeedTrial(f"without {ANOMALY}", no_anomaly_detection),
+        "debug-mode": SpeedTrial(f"without {mode}", of_modes.get(mode, no_anomaly_detection)),
         "checkpoint-too-often": SpeedTrial("no saving", no_saving, "saving"),
         "transfer-bound": SpeedTrial("batches that are on the GPU", no_copies, "copy"),
         "eval-too-often": SpeedTrial(
             "one batch of validation" if kept else "no validation", no_validation, "validating", 1 - kept
+        ),
+        "dense-embedding-update": SpeedTrial(
+            SPARSE, functools.partial(sparse_gradients, rows), predicted=1 / (1 - table_cost(facts))
         ),
         "redundant-work": SpeedTrial(
             "equal results remembered",
@@ -569,8 +759,22 @@ def with_workers(training: Training, number: int, base: float) -> SpeedCure:
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return SpeedCure(name, why_not="the loader is not known")
     other = loader_like(loader, sampler=loader.sampler, num_workers=number, persistent_workers=True)
-    measured = median_step(dataclasses.replace(training, loader=other), 15, 3)
+    measured = mean_step(dataclasses.replace(training, loader=other), middle=statistics.median)
     return SpeedCure(name, None, base / measured) if measured else SpeedCure(name, why_not=NOT_TRIED)
+
+
+@contextlib.contextmanager
+def staying_workers() -> Iterator[None]:
+    """For a copy alone: the workers of all loaders stay."""
+
+    def begin(original: Callable[..., Any], loader: Any) -> Any:
+        vars(loader)["persistent_workers"] = loader.num_workers > 0
+        return original(loader)
+
+    patches = Patches()
+    patches.put(DataLoader, "__iter__", begin)
+    yield
+    patches.undo()
 
 
 @contextlib.contextmanager
@@ -580,18 +784,16 @@ def unprofiled() -> Iterator[None]:
     yield
 
 
-def median_step(
+def mean_step(
     training: Training,
-    steps: int,
-    warm: int,
     inside: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    middle: Callable[[Any], float] = statistics.fmean,
 ) -> Any:
-    """Seconds of a step of a copy, after those that warm up, where a change can't be turned on and off; None where it
-    can't be tried. inside: makes a context of all steps."""
+    """Seconds of a step of a copy, after one that warms up; None where it can't be tried. inside: a context of all."""
 
     def seconds() -> float:
         with inside():
-            clock = run(training, steps, 2 * SECONDS, waits=lambda step: 1)
-        return statistics.median(step.total for step in clock.steps[warm:])
+            clock = run(training, PAIRS, 2 * SECONDS, waits=lambda step: 1)
+        return middle([step.total for step in clock.steps[1:]])
 
     return apart(training, seconds, 10 * SECONDS)

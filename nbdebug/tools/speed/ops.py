@@ -33,7 +33,7 @@ from nbdebug.observe.step_hooks import Patches
 from nbdebug.observe.tensors import base_name, fingerprint, tensors_in
 from nbdebug.report import Where
 from nbdebug.tools.speed.clock import DRIVERS, users_lines
-from nbdebug.tools.speed.rules import NOTHING, LongerInput, Loop, Reads, WorkShare
+from nbdebug.tools.speed.rules import NOTHING, EmbeddingTable, LongerInput, Loop, Reads, WorkShare
 
 READ = "local_scalar_dense"
 COPIES = frozenset({"clone", "copy", "to_copy", "contiguous", "lift_fresh_copy"})
@@ -43,6 +43,7 @@ VIEWS = frozenset(
     "view reshape expand permute transpose t select slice unsqueeze squeeze alias detach unbind split chunk as_strided "
     "unsafe_view narrow diagonal lift_fresh empty empty_like empty_strided new_empty".split()
 )
+TABLES = ("embedding_dense", "embedding_bag")
 SMALL = 65_536
 """Elements: a kernel of fewer takes a GPU less time than its launch."""
 LARGEST_LEAF = 4_000_000
@@ -85,7 +86,8 @@ class TimedOp:
 
 class OpWatch(WatchMode):
     """salted: whether a step's leaves are other ones in each step though their content is the same (a batch that is the
-    same in all steps). first: the first step that is noted; cut: the first of which not all ops are."""
+    same in all steps). first: the first step that is noted; cut: the first of which not all ops are. table, rows_read:
+    the largest embedding with a dense gradient, and its rows whose gradient is not zero in a step."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -98,6 +100,7 @@ class OpWatch(WatchMode):
         self.salted, self.paused, self.noting = salted, False, False
         self.trained: dict[int, Any] = {}
         self._gradients, self._in_backward = set[int](), True
+        self.table, self.rows_read, self._filled = None, 0, set[tuple[int, ...]]()
         self.ops: list[TimedOp] = []
         self.sequences: list[Sequence] = []
         self.free_calls: collections.Counter[int] = collections.Counter()
@@ -157,6 +160,13 @@ class OpWatch(WatchMode):
         if phase != "backward" and self._in_backward:
             self._gradients = {id(p.grad) for p in self.trained.values() if p.grad is not None}
         self._in_backward = phase == "backward"
+        if phase == "backward" and name in TABLES and not outputs[0].is_sparse:
+            self._filled.add(tuple(outputs[0].shape))
+        elif phase == "optimizer" and self._filled:
+            tables = [p for p in self.trained.values() if tuple(p.shape) in self._filled and p.grad is not None]
+            self.table = max(tables, key=torch.numel, default=None)
+            self.rows_read = 0 if self.table is None else int(self.table.grad.ne(0).any(1).sum())
+            self._filled.clear()
         loops = self._loops_around(frames) if phase == "forward" else ()
         known = self._number(func, name, args, kwargs, inputs, outputs)
         joins = name in JOINS and phase == "forward" and self._joins_again(frames, inputs, outputs)
@@ -326,6 +336,16 @@ class OpWatch(WatchMode):
 
     def double(self) -> float:
         return _seconds(op for op in self.last if op.double) / self.seconds()
+
+    def embedding(self, where: Callable[[Any], Where]) -> EmbeddingTable | None:
+        """where: gives the user's line for a weight."""
+        if self.table is None:
+            return None
+        backward = [op for op in self.last if op.phase == "backward"]
+        fills = _seconds(op for op in backward if op.name in TABLES and op.elements == self.table.numel())
+        weights = sum(p.numel() for p in self.trained.values())
+        shares = self.table.numel() / weights, fills / _seconds(backward)
+        return EmbeddingTable(where(self.table), len(self.table), self.rows_read, *shares)
 
     def repeated(self) -> WorkShare:
         """What was computed before, or is only copied: the outermost line that does hardly anything else."""

@@ -19,9 +19,11 @@ from nbdebug.text import count, duration, figures, percent
 
 NOWHERE, DATA = Where(), "waiting for data"
 ANOMALY, PROFILER, BLOCKING = "anomaly detection", "a profiler", "CUDA_LAUNCH_BLOCKING"
+DETERMINISTIC = "deterministic mode"
 DEBUG_MODES = {
     ANOMALY: "torch.autograd.set_detect_anomaly(False)",
     PROFILER: "profile(schedule=torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1))",
+    DETERMINISTIC: "torch.use_deterministic_algorithms(False)",
     BLOCKING: 'os.environ.pop("CUDA_LAUNCH_BLOCKING", None)  # before torch is imported',
 }
 """Torch's modes for debugging, and what to write in a training."""
@@ -46,11 +48,13 @@ after backward and is none of the others."""
 @dataclasses.dataclass(frozen=True)
 class StepTimes:
     """One step, with the wait for its batch. phases: seconds by the names of PHASES; samples: rows of its batch;
-    compiled: whether torch.compile worked in it; synced: whether the GPU was waited for at each border."""
+    compiled, started: whether torch.compile worked, or a loader started workers, in it; synced: whether the GPU was
+    waited for at each border."""
 
     phases: Mapping[str, float]
     samples: int = 0
     compiled: bool = False
+    started: bool = False
     synced: bool = False
 
     @property
@@ -119,6 +123,19 @@ NOTHING = WorkShare(NOWHERE, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
+class EmbeddingTable:
+    """A weight of which a batch reads some rows, with a dense gradient. rows, read: all of them, and those with a
+    gradient that is not zero; of_weights: of the elements of all weights; of_backward: of the backward's op time, to
+    fill its gradient."""
+
+    where: Where
+    rows: int
+    read: int
+    of_weights: float
+    of_backward: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Slower:
     """Steps that grow. ratio: of the last third of the steps to the first; what grew, from which number to which."""
 
@@ -148,7 +165,8 @@ class SpeedFacts:
     weight on one; kernels: of a step, their number and seconds on a GPU, None where not known. lines: where the time
     ends, the dearest first; places: the user's line of a phase or a mode, where known. modes: how often
     backward began in a mode for debugging. slower: steps that grow; double: work in
-    float64; repeated: work that was done before; work: "elements" that the "ops" of a step gave, {} where
+    float64; repeated: work that was done before; beside: work without which the weights
+    become the same; work: "elements" that the "ops" of a step gave, {} where
     not all of them were seen; largest: the line that gave most of them. trying: an experiment that was not made yet
     counts as one that proves, so that the rules name what to try."""
 
@@ -172,6 +190,8 @@ class SpeedFacts:
     double: WorkShare = NOTHING
     repeated: WorkShare = NOTHING
     slower: Slower | None = None
+    table: EmbeddingTable | None = None
+    beside: WorkShare = NOTHING
     attention: WorkShare = NOTHING
     work: Mapping[str, int] = dataclasses.field(default_factory=dict)
     largest: Where = NOWHERE
@@ -248,8 +268,9 @@ IDLE, MORE_ROWS = 0.3, 1.6
 """Of a step the kernels' share, under which a GPU has little to do; rows a second of a step with twice the rows."""
 LAUNCH = 60e-6
 """Seconds of a step for each of its kernels: eager torch starts one in 10 to 20 microseconds, with its backward."""
-
-
+FEW_ROWS, SPARSE = 0.1, "sparse gradients of the embedding"
+"""Of an embedding's rows the share that a step reads, up to which it is far less than what is updated."""
+WITHOUT_LINE, STAYING = "without this line", "workers that stay"
 WORTH_MOVING = 0.01
 """Seconds that a step computes on the CPU: to start the hundred kernels of a small model takes a GPU nearly as long."""
 
@@ -271,6 +292,12 @@ def finding(
             predicted = f" ({figures(cure.predicted)} predicted)" if cure.predicted else ""
             rows[cure.name] = f"{figures(cure.measured)} times as fast{predicted}"
     return Finding(code, title, where, rows | ({"a step": duration(facts.seconds())} if facts.steps else {}), fixes)
+
+
+def tried(why: str, code: str, gained: float) -> Fix:
+    """A fix whose steps were so many times as fast; infinitely many: nobody knows."""
+    after = {"times as fast": figures(gained)} if gained < math.inf else {}
+    return Fix(why, code, bool(after) or None, after)
 
 
 @rule(
@@ -306,7 +333,8 @@ def compile_recompiles(facts: SpeedFacts) -> Finding | None:
     symptom="Steps take many times as long as they should, forward as well as backward, and no line stands out.",
     cause="`set_detect_anomaly(True)` has each op of the forward keep the stack that called it, and looks for NaN in "
     "all that backward computes. A profiler (`torch.profiler.profile`, `emit_nvtx`) notes each op. "
-    "`CUDA_LAUNCH_BLOCKING=1` has the host wait for each kernel. It was turned on for a search, and never off.",
+    "`CUDA_LAUNCH_BLOCKING=1` has the host wait for each kernel; deterministic algorithms are slower ones, and fill "
+    "new memory. It was turned on for a search, and never off.",
     confirm="The same steps without it: `bottleneck` runs them. `torch.is_anomaly_enabled()` inside of the loop.",
     fix="Take it out. Where a NaN is looked for, `nan_trace(step)` runs one step; else put `detect_anomaly()` around "
     "that step alone. Profile a few steps, with a `schedule`.",
@@ -314,12 +342,12 @@ def compile_recompiles(facts: SpeedFacts) -> Finding | None:
 )
 def debug_mode(facts: SpeedFacts) -> Finding | None:
     for mode, code in DEBUG_MODES.items():
-        seen, gained = facts.modes.get(mode, 0), facts.gained(f"without {mode}")
-        costs = gained >= 1.1 if mode != BLOCKING else facts.busy is not None and facts.busy < BUSY
+        least, unknown = (1.3, 0.0) if mode == DETERMINISTIC else (1.1, math.inf)  # often on for good reasons
+        seen, gained = facts.modes.get(mode, 0), facts.gained(f"without {mode}", unknown)
+        costs = gained >= least if mode != BLOCKING else facts.busy is not None and facts.busy < BUSY
         if costs and seen >= max(2, HALF * facts.backwards):
             title = f"{mode[0].upper()}{mode[1:]} is on in {seen:,} of {count(facts.backwards, 'step')}"
-            after = {"times as fast": figures(gained)} if gained < math.inf else {}
-            where, fix = facts.places.get(mode, NOWHERE), Fix("Train without it.", code, bool(after) or None, after)
+            where, fix = facts.places.get(mode, NOWHERE), tried("Train without it.", code, gained)
             return finding(facts, "speed/debug-mode", "forward", title, where, fix, mode=mode)
     return None
 
@@ -336,6 +364,13 @@ def debug_mode(facts: SpeedFacts) -> Finding | None:
     reference="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
 )
 def loader_bound(facts: SpeedFacts) -> Finding | None:
+    starts = [step for step in facts.parted if step.started]
+    anew = sum(step.phases.get(DATA, 0.0) for step in starts) / (sum(step.total for step in facts.parted) or 1.0)
+    if anew >= WAITS and (gained := facts.gained(STAYING)) >= 1.3:
+        title = f"Workers are started anew for each epoch: {percent(anew)} of the time, {count(len(starts), 'time')}"
+        fix = tried("Let them stay.", "DataLoader(..., persistent_workers=True)", gained)
+        where = facts.places.get("loader", NOWHERE)
+        return finding(facts, "speed/loader-bound", "loader", title, where, fix, workers_started=len(starts))
     share, proof = facts.share(DATA), "the same batch again"
     least = 1.5 if facts.device != "cpu" else 1 / (1 - WAITING)  # the usual steps ran in turn with it
     whole = statistics.median(step.total for step in facts.parted) if facts.steps else 0.0
@@ -424,6 +459,43 @@ def eval_too_often(facts: SpeedFacts) -> Finding | None:
         facts, "speed/eval-too-often", "rest", f"Validation takes {percent(share)} of the time: it ran {often}", where,
         Fix("Validate every few hundred steps.", code),
         validating=percent(share),
+    )  # fmt: skip
+
+
+def table_cost(facts: SpeedFacts) -> float:
+    """The share of a step in which all rows of an embedding are updated, and its gradient is filled."""
+    table = facts.table
+    if table is None:
+        return 0.0
+    return facts.share("optimizer") * table.of_weights + facts.share("backward") * table.of_backward
+
+
+@rule(
+    code="speed/dense-embedding-update",
+    title="Each step updates all rows of a large embedding, of which a batch reads few.",
+    symptom="A step takes as long for a small batch as for a large one, and longer with a larger vocabulary; most of "
+    "it is the optimizer.",
+    cause="The gradient of an embedding is dense, with zeros for all rows that were not read. Backward fills it, and "
+    "the optimizer goes through all rows and their moments.",
+    confirm="`(weight.grad != 0).any(1).float().mean()` after backward: the share of rows that a step needs.",
+    fix="`nn.Embedding(..., sparse=True)`, its weight in `torch.optim.SparseAdam` (or `SGD`), all others in their own "
+    "optimizer. A row's moments then stand still while nobody reads it.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html",
+)
+def dense_embedding_update(facts: SpeedFacts) -> Finding | None:
+    table, gained = facts.table, facts.gained(SPARSE)
+    if table is None or table.read > FEW_ROWS * table.rows:
+        return None
+    cost = table_cost(facts)
+    if cost < (HALF if gained == math.inf and not facts.trying else WAITS) or gained < 1.3:
+        return None
+    read = f"{figures(table.read)} of {count(table.rows, 'row')}"
+    title = f"{percent(cost)} of a step goes over all rows of an embedding, of which it needs {read}"
+    return finding(
+        facts, "speed/dense-embedding-update", "optimizer", title, table.where,
+        tried("Give it sparse gradients.", "nn.Embedding(..., sparse=True)", gained),
+        Fix("Only some optimizers take these.", "table_optimizer = torch.optim.SparseAdam([embedding.weight])"),
+        rows_needed=read,
     )  # fmt: skip
 
 
@@ -605,11 +677,32 @@ def host_sync(facts: SpeedFacts) -> Finding | None:
         return None
     number = figures(round(reads.per_step))
     effect = " (a GPU would wait for each; here it costs little)" if on_cpu else ""
+    if facts.gained(WITHOUT_LINE, 0.0) >= REMEMBERED and not facts.trying:
+        effect = f", and is {figures(facts.gained(WITHOUT_LINE))} times as fast without `{facts.beside.where.text}`"
     return finding(
         facts, "speed/host-sync", "sync", f"The host reads {number} values a step at one line{effect}", reads.where,
         Fix("Collect tensors, and read them together, now and then.", "values = torch.stack(values).tolist()"),
         reads_a_step=number,
     )  # fmt: skip
+
+
+@rule(
+    code="speed/bookkeeping",
+    title="Most of a step goes into work beside the training.",
+    symptom="The model's own work is short, yet steps are slow; a larger GPU changes nothing.",
+    cause="Histograms, printing, metrics over all that was seen, an average of the weights, `gc.collect()` or a copy "
+    "of the weights: it is done in each step, though no weight depends on it.",
+    confirm="The same steps without this line: `bottleneck` runs them, and compares the weights bit by bit.",
+    fix="Do it every few hundred steps, or once an epoch; keep tensors, and work them out later.",
+    reference=TUNING,
+)
+def bookkeeping(facts: SpeedFacts) -> Finding | None:
+    seen = facts.beside
+    if seen.where.line is None or facts.gained(WITHOUT_LINE, 0.0) < REMEMBERED:
+        return None
+    title = f"{percent(seen.share)} of the time goes into a line without which the weights become the same"
+    fix = Fix("Do it every few hundred steps.", f"if step % 200 == 0:\n    {seen.where.text}")
+    return finding(facts, "speed/bookkeeping", "rest", title, seen.where, fix, of_the_time=percent(seen.share))
 
 
 @rule(
