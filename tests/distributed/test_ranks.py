@@ -454,3 +454,29 @@ for step in range(3):
 def test_an_error_of_a_rank_is_explained_on_that_rank(tmp_path) -> None:
     status, text = ranks(tmp_path, TWICE)
     assert status == 1 and "explain: " in text and "use_reentrant" in text, text
+
+
+SHARDED = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+SHARD = [fully_shard(model[0]), fully_shard(model)]
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(300)
+def test_an_optimizer_that_is_made_before_fully_shard(tmp_path) -> None:
+    lines = SHARDED.split("\n")
+    lines[6:8] = lines[7:5:-1]
+    status, text = ranks(tmp_path, "\n".join(lines))
+    assert status == 1 and "distributed/optimizer-before-sharding" in text and "train.py, line 7" in text, text
+    status, text = ranks(tmp_path, SHARDED)
+    assert status == 0, text

@@ -11,6 +11,7 @@ import ast
 import builtins
 import contextlib
 import functools
+import gc
 import inspect
 import itertools
 import json
@@ -147,7 +148,7 @@ class Agent:
         for held in (self.trail, self.passes, self.synced, self.waiting):
             held.clear()
         for record in self.optimizers.values():
-            record.update(steps=0, alike=0, reduced=False, stepped=[])
+            record.update(steps=0, alike=0, reduced=False, trained=False, stepped=[])
         self.write("start", pid=self.process, version=torch.__version__)
         for place in self.places:  # of the script, and of functions that earlier cells have made
             self.write("place", **vars(place))
@@ -558,21 +559,15 @@ class Agent:
         return {"title": finding.title, "code": finding.code, "op": where.op, "module": where.module, "line": place}
 
     def optimizer_made(self, _: None, optimizer: Any, *__: Any, **___: Any) -> None:
-        record = {
-            "id": next(self.ordinals),
-            "steps": 0,
-            "alike": 0,
-            "lines": user_lines(),
-            "reduced": False,
-            "stepped": [],
-        }
-        self.optimizers[optimizer] = record
+        record = {"id": next(self.ordinals), "lines": user_lines(), "stepped": [], "steps": 0, "alike": 0}
+        self.optimizers[optimizer] = {**record, "reduced": False, "trained": False}
 
     def before_step(self, optimizer: Any, *_: Any) -> None:
         if optimizer not in self.optimizers:  # a copy
             self.optimizer_made(None, optimizer)
         self.read_loss()
         record = self.optimizers[optimizer]
+        record["trained"] |= any(p.grad is not None for g in optimizer.param_groups for p in g["params"])
         if record["steps"] < 3 and self.models:
             none = [name for name, p in self.names(optimizer).items() if p.grad is None and p.requires_grad]
             self.write("nograd", id=f"{record['id']}/{record['steps']}", names=none)
@@ -691,6 +686,10 @@ class Agent:
         for optimizer, record in list(self.optimizers.items()):
             if record["steps"] >= EARLY:
                 self.weights(optimizer, record, "after")
+            if not record["trained"] and min(record["steps"], self.backwards) > 2:
+                modules = (each for each in gc.get_objects() if isinstance(each, nn.Module))
+                if any(marks.is_shared_out(p) for module in modules for p in module.parameters(recurse=False)):
+                    self.write("idle", steps=record["steps"], lines=record["lines"])
         self.end_passes()
 
     def left(self, code: Any) -> None:

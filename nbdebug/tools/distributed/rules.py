@@ -656,6 +656,27 @@ def _arm_of_one(
 
 
 @cause(
+    code="distributed/optimizer-before-sharding",
+    title="The optimizer holds the weights of before the sharding.",
+    symptom="The loss does not move: no error, and the optimizer steps.",
+    cause="`fully_shard` puts new parameters in the place of the model's, and so does FSDP. An optimizer that was made "
+    "before keeps the old ones, which no backward reaches.",
+    confirm="`[p.grad is None for g in optimizer.param_groups for p in g['params']]` after a backward.",
+    fix="Make the optimizer after the model is sharded.",
+    reference="https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html",
+)
+def optimizer_before_sharding(facts: RanksFacts) -> Iterator[Finding]:
+    for event in facts.all("idle"):
+        title = (
+            f"The optimizer has made {count(event['steps'], 'step')}, and none of its parameters ever had a gradient"
+        )
+        code = "fully_shard(model)\noptimizer = torch.optim.AdamW(model.parameters())"
+        fix = Fix("Make the optimizer after the model is sharded.", code)
+        line = first(event["lines"])
+        yield finding("optimizer-before-sharding", title, at(facts, line), fix, steps=event["steps"])
+
+
+@cause(
     code="distributed/shared-file",
     title="The ranks write different contents to one file.",
     symptom="After a resume all ranks go on from the same place, or the file can't be read now and then.",
