@@ -75,6 +75,14 @@ NO_GAIN, HALF = 0.9, 0.5
 AT_FLOOR = 0.1
 """Of the way from the loss of guessing down to the lowest possible one, what is left to a run that has come down."""
 
+AGREES = 0.2
+"""From this agreement of outputs and targets on, at the end, nothing is asked of the start …"""
+AT_CHANCE = 1.5
+"""… and up to this many standard errors, one over the root of the samples, it is that of an answer that does not look
+at the input."""
+TOLD_BY, LEARNT = 100, 0.3
+"""Samples from which on that is said, and the agreement in training of a run whose validation is judged."""
+
 FINITE = "`%nan_trace` on such a step, or `%guard on` before the run, names the op that makes the first such value."
 CURVE = "`%diagnose` on the loop tries what may be behind it; look at the learning rate and at the batches there."
 DATA = "`%preflight` checks data, output and loss; print some outputs beside their targets."
@@ -267,6 +275,30 @@ def of_evaluations(
                 Symptom(f"{ends}; an answer that does not look at the input has {figures(constant)}.", VALIDATION)
             )
     return found
+
+
+def of_agreement(start: float, end: float, val: float, samples: tuple[int, int]) -> list[Symptom]:
+    """What outputs have of their targets at the end of a run: from -1 (the opposite) over 0 (an answer that does not
+    look at the input) to 1. start, val: nan where unknown; val of other samples than those of training."""
+    if not math.isfinite(end):
+        return []
+    of, total = f"of {count(samples[0], 'training sample')}", sum(samples)
+    both = end if not math.isfinite(val) else (end * samples[0] + val * samples[1]) / total
+    if turns_away(start, end, samples[0]):
+        went = f"from {figures(start)} to {figures(end)} (1 is full agreement, 0 an answer that ignores the input)"
+        return [Symptom(f"Outputs and targets {of} agree less and less: {went}.", DATA)]
+    if samples[0] >= TOLD_BY and max(start, end) <= AGREES and both <= AT_CHANCE / math.sqrt(total):
+        said = f"Outputs agree with the targets {of} no better than an answer that ignores the input"
+        return [Symptom(f"{said}: {figures(end)}, where 1 is full agreement and 0 none.", DATA)]
+    if samples[1] >= TOLD_BY and end > LEARNT and val <= AT_CHANCE / math.sqrt(samples[1]):
+        said = f"Outputs agree with targets in training ({figures(end)} of 1), and in validation ({figures(val)} of "
+        return [Symptom(f"{said}{count(samples[1], 'sample')}) as by chance.", VALIDATION)]
+    return []
+
+
+def turns_away(start: float, end: float, samples: int) -> bool:
+    """Whether outputs have come to be the opposite of their targets, which no chance explains."""
+    return end < -max(AGREES, SURE / math.sqrt(max(samples, 1))) and end < start - AGREES / 2
 
 
 def _validation(train: list[float], val: list[float], errors: list[float]) -> list[Symptom]:

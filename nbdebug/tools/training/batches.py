@@ -11,7 +11,9 @@ import copy
 import dataclasses
 import hashlib
 import inspect
+import io
 import itertools
+import operator
 import os
 import random
 import re
@@ -52,7 +54,7 @@ from nbdebug.tools.training.evaluate import (
     save_rng,
     takes_fewer_rows,
 )
-from nbdebug.tools.training.one_step import StepGraph
+from nbdebug.tools.training.one_step import Calls, StepGraph
 from nbdebug.tools.training.signals import tensors_at, unmasked_tensors_at
 from nbdebug.tools.training.static_facts import (
     AnswersAmongInputs,
@@ -62,6 +64,7 @@ from nbdebug.tools.training.static_facts import (
     Overlap,
     SharedGroups,
     WorkerDraws,
+    WrongCall,
 )
 
 CLASSES = 1000
@@ -76,6 +79,8 @@ ENDS_ALIKE = 0.9
 """Share of the sequences that end in the same token."""
 ENDS = 32
 """Samples at either end of a dataset that tell whether it drifts."""
+LEAST_ITEMS, OTHER_LOSS = 16, 1e-4
+"""Samples that are collated anew, and the relative change of their loss that rounding does not make."""
 SUBJECTS = re.compile(
     r"(^|_)(subj|subject|patient|participant|person|individual|speaker|donor|animal|mouse|writer|group|session|recording"
     r"|video|scene|study|family)s?(_?(ids?|idx|index|names?|numbers?|labels?|of.*))?$",
@@ -261,6 +266,27 @@ class Batches:
                 return None
             sequences += len(x)
         return (ends.pop(), sequences) if filled == ends and sequences >= ENDS else None
+
+    def left_out(self, loss: Callable[[Any], float]) -> tuple[str, float, float] | None:
+        """A part of the samples that what collates them leaves out, though the loss of a batch is another with it: its
+        name, and both losses. Of samples and batches that name their parts."""
+        dataset: Any = getattr(self.loader, "dataset", None)
+        collate = getattr(self.loader, "collate_fn", None)
+        known = dataset_and_indices(self.loader)
+        if collate is None or not isinstance(self.train[0], Mapping) or known is None:
+            return None
+        with preserve_rng(self.loader), contextlib.redirect_stdout(io.StringIO()):
+            items = [dataset[i] for i in known[1][:LEAST_ITEMS]]
+            missing = set(items[0]) - set(self.train[0]) if isinstance(items[0], Mapping) else set()
+            batch = collate([dict(item) for item in items]) if missing else {}
+        for name in sorted(missing):
+            values = [item[name] for item in items]
+            if all(isinstance(v, (int, float, torch.Tensor)) or hasattr(v, "__array__") for v in values):
+                column = torch.stack([torch.as_tensor(v) for v in values])
+                without, given = loss(batch), loss({**batch, name: column})
+                if abs(given - without) > OTHER_LOSS * abs(without):
+                    return name, without, given
+        return None
 
     def find_roles(self, step: StepGraph, loss_calls: Sequence[LossCall]) -> None:
         """Which tensors are targets and inputs, by their use in the step."""
@@ -451,6 +477,40 @@ class Batches:
                 both.append(self._grouped([(batch, [keys[i] for i in some])]))
             if len(both) == 2 and both[0] is not None and both[1] is not None:
                 yield name, *both
+
+
+def other_partners(calls: Calls, batch: Any) -> Iterator[WrongCall]:
+    """Scores of a batch's rows among themselves, of which each is to find the other view of its own sample, where the
+    place that the targets tell is that of a view of another one. Rows are known by what the batch holds."""
+    parts = [t for t in output_tensors(batch) if t.dim() > 1 and len(t) > 1]
+    for call in calls.calls:
+        scores, target = call.argument(0, "input"), call.argument(1, "target")
+        if call.op != "cross_entropy" or scores.dim() != 2 or target.shape != scores.shape[:1]:
+            continue
+        places = torch.arange(len(target), device=target.device)
+        rows = next((x for x in calls.entered if len(x) == len(target) and x.dim() > 1), None)
+        if rows is None or not torch.equal(target.sort().values, places) or bool((target == places).any()):
+            continue
+        own, made = _samples_of_rows(rows, parts), calls.dependence(rows).maker
+        partners = [own[place] for place in target.tolist()] if own else []
+        if own and sum(map(operator.ne, own, partners)) > ENDS_ALIKE * len(own):
+            name, where = ("", call.where) if made is None else (made.op, made.where)
+            yield WrongCall("other partners", call.op, where, (name, own[0], int(target[0]), partners[0]))
+
+
+def _samples_of_rows(rows: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[int]:
+    """Of which sample each row is: a row of one of these, or of their second dimension; [] where that is not sure."""
+    found = dict[Any, int]()
+    for part in parts:
+        views = (
+            part.unbind(1) if part.shape[2:] == rows.shape[1:] else [part] if part.shape[1:] == rows.shape[1:] else []
+        )
+        for view in views:
+            for sample, row in enumerate(view.detach().cpu()):
+                if found.setdefault(fingerprint(row), sample) != sample:
+                    return []
+    own = [found.get(fingerprint(row), -1) for row in rows.detach().cpu()]
+    return own if min(own) >= 0 else []
 
 
 def _keys(value: Any) -> list[Any] | None:

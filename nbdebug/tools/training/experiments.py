@@ -6,6 +6,7 @@ The most telling come first: when the time is up, what is left is reported as no
     penalty            the part of the loss that is a penalty on the weights
     small_factor       a constant that makes what trained parameters do next to nothing
     matched            the loss against targets in the order that is nearest, where they are in none
+    agreement_at_end   how outputs agree with the targets that the loss compares them with
     held_out           what models that are trained on half of the samples show of the other half
     loss_spike         the largest jump of the loss, and the batch at which it happens
     reference          a small network of our own on the same data
@@ -34,6 +35,7 @@ from nbdebug.tools.training.evaluate import (
     LossInputs,
     OtherCalls,
     ProbeErrors,
+    batch_size,
     loss_root,
     loss_value,
     mean_and_error,
@@ -46,11 +48,13 @@ from nbdebug.tools.training.evaluate import (
     under,
     with_targets,
 )
-from nbdebug.tools.training.facts import Experiment, HeldOut, SmallFactor, TrainingRunFacts
-from nbdebug.tools.training.one_step import calls_for, own_functions, record
+from nbdebug.tools.training.facts import Agreement, Experiment, HeldOut, SmallFactor, TrainingRunFacts
+from nbdebug.tools.training.one_step import Calls, OpCall, calls_for, own_functions, record
+from nbdebug.tools.training.outputs import CLASSES, SIGNED, TIMES, outputs_and_targets
 from nbdebug.tools.training.retrain import RetrainChange, Retrainer, RetrainResult
 from nbdebug.tools.training.rows import row_keys
 from nbdebug.tools.training.rules import signs
+from nbdebug.verdict import AGREES
 
 RATES = (("lr/10", 0.1), ("lr/100", 0.01), ("lr/1000", 0.001))
 HEALTHY = (1e-3, 0.2)
@@ -93,6 +97,10 @@ training samples hard as well, but leaving out the hardest does not help (0.86 a
 MOST_SLOTS, BLURRED, LIKE_OTHERS = 4, 0.3, 4.0
 """Rows of a target that are put in each order; variance between the rows of an output over that between those of the
 targets; standard errors up to which means are the same."""
+OF_CLASS, MOST_LABELS = 5, 50_000
+"""Samples of a class from which on its scores are compared with those of the others', and labels that are looked at."""
+TURNED = "loss turned"
+PICKED = CLASSES | TIMES | {"gather", "__getitem__"}
 WIDTH = 128
 RATE = 3e-3
 MOST_INPUTS = 20_000
@@ -128,7 +136,9 @@ def experiments(
     unchecked = run.unchecked
     if skipped:
         unchecked += (f"Experiments for which there was no time: {', '.join(skipped)}",)
-    return dataclasses.replace(run, experiments=done.results, spike=done.spike, unchecked=unchecked)
+    return dataclasses.replace(
+        run, experiments=done.results, spike=done.spike, agreement=done.agreement, unchecked=unchecked
+    )
 
 
 class _Experiments:
@@ -137,7 +147,7 @@ class _Experiments:
     def __init__(self, facts: TrainingRunFacts, retrainer: Retrainer, steps: int, as_is: RetrainResult | None):
         self.facts, self.retrainer, self.steps, self.as_is = facts, retrainer, steps, as_is
         self.results: dict[str, Experiment] = dict(facts.experiments)
-        self.spike = facts.spike
+        self.spike, self.agreement = facts.spike, facts.agreement
 
     def makes_needless(self, name: str) -> bool:
         """Whether another experiment has shown enough."""
@@ -161,6 +171,10 @@ class _Experiments:
             index = self.spike["batch"]
             result = retrainer.train(change, steps, at_end=lambda: _losses_around(index, retrainer))
             self.spike = _with_end(self.spike, result.at_end)
+        elif name == TURNED and self.agreement is not None:
+            of = retrainer.model, retrainer.loss_fn, retrainer.on_train.batches
+            result = retrainer.train(change, steps, at_end=lambda: [_agreement(*of)[0]])
+            self.agreement = dataclasses.replace(self.agreement, turned=result.at_end[0])
         else:
             result = retrainer.train(change, steps)
         self.results[name] = result.against(self.as_is, name)
@@ -169,6 +183,8 @@ class _Experiments:
 def _changes(run: TrainingRunFacts, retrainer: Retrainer, errors: ProbeErrors) -> Iterator[tuple[str, RetrainChange]]:
     """Names and changes, most telling first."""
     certain = _change_of_calls(run)
+    if certain is None and run.agreement is not None and signs.turns_away(run):
+        certain = TURNED, RetrainChange(loss_fn=lambda model, batch: -loss_root(retrainer.loss_fn(model, batch)))
     if certain is not None:
         yield certain
         return
@@ -303,6 +319,106 @@ def matched(loss_fn: LossFn) -> LossFn:
         return loss_fn(model, with_targets(batch, pair[1].gather(1, best)))
 
     return loss
+
+
+# Outputs against their targets
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Outputs and targets: (N, numbers) and the same, or scores (N, classes) and labels (N)."""
+
+
+def agreement_at_end(model: nn.Module, train: FixedBatches, val: FixedBatches) -> Agreement | None:
+    """With the weights of the end; None where nothing is known to be compared with data."""
+    (end, samples), (other, others) = (_agreement(model, train.loss_fn, part.batches) for part in (train, val))
+    return Agreement(math.nan, end, other, (samples, others)) if samples else None
+
+
+def with_agreement_at_start(run: TrainingRunFacts, model: nn.Module, train: FixedBatches) -> TrainingRunFacts:
+    """The facts; of outputs that agree well at the end nobody asks how they began."""
+    if run.agreement is None or run.agreement.end > AGREES:
+        return run
+    start = _agreement(model, train.loss_fn, train.batches)[0]
+    return dataclasses.replace(run, agreement=dataclasses.replace(run.agreement, start=start))
+
+
+def _agreement(model: nn.Module, loss_fn: LossFn | None, batches: Sequence[Any]) -> tuple[float, int]:
+    """How far outputs agree with the targets that the loss compares them with, from -1 to 1, where 0 is what an answer
+    has that does not look at the input; and of how many samples. Of several comparisons, the best."""
+    rows = [_compared(model, loss_fn, batch) for batch in batches] if loss_fn is not None else []
+    known = [value for pairs in zip(*rows) if math.isfinite(value := _agreement_of(pairs))]
+    return max(known, default=math.nan), sum(batch_size(b) or len(row[0][1]) for b, row in zip(batches, rows) if row)
+
+
+def _compared(model: nn.Module, loss_fn: LossFn, batch: Any) -> list[Pair]:
+    calls = calls_for(model, batch)
+    with preserve_rng(loss_fn), mode(model, training=False), torch.enable_grad():
+        record(calls, loss_fn, batch)
+    pairs = outputs_and_targets(calls) or [pair for call in calls.calls for pair in _by_hand(calls, call)]
+    fixed = ((call, o.detach().float(), t.detach()) for call, o, t in pairs if not calls.dependence(t).params)
+    return [pair for known in fixed if (pair := _rows_of(*known)) is not None]
+
+
+def _by_hand(calls: Calls, call: OpCall) -> Iterator[tuple[OpCall, torch.Tensor, torch.Tensor]]:
+    """Cosines with a target, and what labels pick from (the logs of) probabilities."""
+    ours = sorted(((calls.dependence(t), t) for t in call.inputs), key=lambda pair: not pair[0].params)
+    if call.inside or len(ours) < 2 or not ours[0][0].params or ours[-1][0].params or not ours[-1][0].leaves:
+        return
+    output, target = ours[0][1], ours[-1][1]
+    made = calls.maker(output)
+    made = calls.maker(made.inputs[0]) if made is not None and made.op == "log" else made
+    if call.op == "cosine_similarity" and output.shape == target.shape:
+        yield call, output, target
+    elif output.dim() == 2 and made is not None and made.op in ("softmax", "log_softmax"):
+        one_hot = call.op in TIMES and target.shape == output.shape and bool((target.sum(1) == 1).all())
+        target = target.argmax(1) if one_hot else target
+        if target.dtype == torch.long and target.numel() == len(output):
+            yield call, output, target.reshape(-1)
+
+
+def _rows_of(call: OpCall, output: torch.Tensor, target: torch.Tensor) -> Pair | None:
+    if call.op in SIGNED or not target.dim() or not output.dim() or target.numel() < 2:
+        return None
+    if output.shape == target.shape:
+        return output.reshape(len(output), -1), target.float().reshape(len(target), -1)
+    if target.is_floating_point() or output.dim() != target.dim() + 1 or call.op not in PICKED:
+        return None
+    scores, labels = output.movedim(1, -1).reshape(-1, output.shape[1]), target.reshape(-1)
+    counts = (labels != call.kwargs.get("ignore_index", -100)) & (labels >= 0) & (labels < scores.shape[1])
+    return scores[counts], labels[counts]
+
+
+def _agreement_of(pairs: Sequence[Pair]) -> float:
+    """Of numbers, the correlation, column by column; of labels, how often a sample of a class has a higher score for it
+    than a sample of another has (each class counts the same)."""
+    widths = {o.shape[1] for o, _ in pairs}
+    if pairs[0][1].dim() > 1:
+        output, target = (torch.cat(column if len(widths) == 1 else column[:1]) for column in zip(*pairs))
+        a, b = output - output.mean(0), target - target.mean(0)
+        size = float((a.square().sum() * b.square().sum()).sqrt())
+        return float((a * b).sum()) / size if size > 0 else math.nan
+    labels = torch.cat([t for _, t in pairs])
+    if len(widths) > 1 or all(o.shape[1] == len(o) for o, _ in pairs) or len(labels.unique()) < 2:
+        places = [_places(*pair) for pair in pairs if pair[0].numel()]  # rows are compared with one another
+        return 2 * float(torch.cat(places).mean()) - 1 if places else math.nan
+    every = max(1, len(labels) // MOST_LABELS)
+    scores, labels = torch.cat([o for o, _ in pairs])[::every].log_softmax(1), labels[::every]
+    sides = [(scores[labels == k, k], scores[labels != k, k].sort().values) for k in labels.unique().tolist()]
+    above = [_share_above(o, own) for own, o in sides if len(own) >= OF_CLASS and len(o)]
+    return statistics.fmean(above) if above else math.nan
+
+
+def _share_above(others: torch.Tensor, own: torch.Tensor) -> float:
+    """How much oftener own scores are above others, which are sorted, than below."""
+    places = torch.searchsorted(others, own) + torch.searchsorted(others, own, right=True)
+    return float(places.float().mean()) / len(others) - 1
+
+
+def _places(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The share of the other classes that each row's own is scored above; what is masked does not count."""
+    own = scores.gather(1, labels[:, None])
+    others = torch.isfinite(scores).scatter_(1, labels[:, None], False)
+    above = (own > scores).float() + 0.5 * (own == scores).float()
+    return ((above * others).sum(1) / others.sum(1))[others.any(1)]
 
 
 # Changes of the model

@@ -12,6 +12,7 @@ TrainingFacts
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -257,6 +258,19 @@ class TeacherAnswers:
 
 
 @dataclasses.dataclass(frozen=True)
+class Agreement:
+    """How far outputs agree with the targets that the loss compares them with, from -1 to 1, where 0 is an answer that
+    does not look at the input: at the start (known only where the end is low) and at the end of the run, and on
+    validation batches. samples: of training and of validation; turned: with the loss's sign turned."""
+
+    start: float
+    end: float
+    val: float
+    samples: tuple[int, int]
+    turned: float = math.nan
+
+
+@dataclasses.dataclass(frozen=True)
 class OverEnds:
     """Targets of a reward and what is expected after it, which go on where the batch marks an end. name: of the marks,
     where they have one; ends, rows: marked transitions and all that were looked at; mean: of what is added at ends."""
@@ -392,6 +406,7 @@ class TrainingRunFacts:
     accumulation: tuple[int, float, int] | None = None
     validations: tuple[int, ...] | None = None
     regularizers: tuple[RegularizerTrial, ...] = ()
+    agreement: Agreement | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ the graph is cut between trained parameters and the loss.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import functools
@@ -29,12 +30,13 @@ from torch.overrides import TorchFunctionMode
 
 from nbdebug.observe.backward import graph_leaves, graph_nodes
 from nbdebug.observe.locations import Site, at_site, is_users_file, locate
+from nbdebug.observe.sources import nodes_of
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.observe.validation import names_used_by
 from nbdebug.observe.variables import closure_variables
 from nbdebug.report import Where
 from nbdebug.tools.training.evaluate import LossFn, deterministic, loss_root, preserve_rng
-from nbdebug.tools.training.static_facts import DetachedAt, ForeignTensors, Parameter, StaticFacts
+from nbdebug.tools.training.static_facts import DetachedAt, ForeignTensors, Parameter, StaticFacts, WrongCall
 
 VIEWS = frozenset(
     "view reshape permute transpose squeeze unsqueeze flatten unflatten contiguous __getitem__ to float double half "
@@ -125,6 +127,22 @@ def _backward(node: Any) -> tuple[str, int]:
     """The file of such a Function's backward, and its last line; ("", 0) where it is not in Python."""
     code = getattr(getattr(getattr(node, "_forward_cls", None), "backward", None), "__code__", None)
     return ("", 0) if code is None else (code.co_filename, max(line for *_, line in code.co_lines() if line))
+
+
+def own_backwards(model: nn.Module) -> Iterator[WrongCall]:
+    """The user's modules in a model with a `backward(self, grad)` that gives a gradient: autograd calls that of a
+    torch.autograd.Function, never a module's; and no line of its file does."""
+    for name, module in model.named_modules():
+        code = getattr(getattr(type(module), "backward", None), "__code__", None)
+        if not name or code is None or code.co_argcount < 2 or not is_users_file(code.co_filename):
+            continue
+        nodes = list(nodes_of(code.co_filename))
+        called = (n.func for n in nodes if isinstance(n, ast.Call) and n.args)
+        own = next((n for n in nodes if isinstance(n, ast.FunctionDef) and n.lineno == code.co_firstlineno), None)
+        gives = own is not None and any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(own))
+        if gives and not any(isinstance(f, ast.Attribute) and f.attr == "backward" for f in called):
+            where = at_site(Where(phase="backward", module=name), Site(code.co_filename, code.co_firstlineno, ""))
+            yield WrongCall("own backward", "backward", where, (name, type(module).__name__))
 
 
 def _note_silent(silent: list[Any], node: Any, given: Sequence[Any], got: Sequence[Any]) -> None:

@@ -32,13 +32,21 @@ from nbdebug.observe.tensors import kinds_of
 from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
 from nbdebug.report import Finding, Report, Where
 from nbdebug.text import size
-from nbdebug.tools.training.batches import Batches, drawn_validation, environment_notes, loss_reduction, worker_draws
+from nbdebug.tools.training.batches import (
+    Batches,
+    drawn_validation,
+    environment_notes,
+    loss_reduction,
+    other_partners,
+    worker_draws,
+)
 from nbdebug.tools.training.edits import never_frozen, users_files
 from nbdebug.tools.training.evaluate import (
     LossFn,
     ProbeErrors,
     batch_size,
     is_iterator,
+    loss_value,
     mode,
     preserve_rng,
     repeatable_loss,
@@ -55,6 +63,7 @@ from nbdebug.tools.training.one_step import (
     held_elsewhere,
     loss_parameters,
     optimizer_code,
+    own_backwards,
     parameter_table,
     record,
     step_graph,
@@ -381,7 +390,10 @@ class _Probes:
         with mode(self.work, False), preserve_rng(self.loss_fn), torch.no_grad():
             record(in_eval, self.loss_fn, batch)
             wrong = *wrong_calls(step.calls), *always_dropping(in_eval, self.work)
-            return *wrong, *unshifted_edges(in_eval, batch), *self._cut_across(batches)
+            more = *unshifted_edges(in_eval, batch), *self._cut_across(batches), *other_partners(step.calls, batch)
+            left = batches.left_out(lambda b: loss_value(self.loss_fn(self.work, b)))
+            wrong = *wrong, *more, *([] if left is None else [WrongCall("left out", "forward", Where(), left)])
+        return *wrong, *own_backwards(self.work)
 
     def _never_frozen(self, table: tuple[Parameter, ...]) -> tuple[tuple[str, ...], Where] | None:
         moving = [p.name for p in table if p.trained and p.reached and p.held is not False and not p.outside]

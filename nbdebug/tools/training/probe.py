@@ -36,7 +36,6 @@ from nbdebug.tools.training.evaluate import (
     is_iterator,
     loss_root,
     mean_and_error,
-    mode,
     no_warnings,
     preserve_rng,
     recalls,
@@ -49,11 +48,13 @@ from nbdebug.tools.training.evaluate import (
 from nbdebug.tools.training.experiments import (
     EMPTY_STEPS,
     RATE,
+    agreement_at_end,
     experiments,
     loss_spike,
     penalty,
     reference,
     small_factor,
+    with_agreement_at_start,
 )
 from nbdebug.tools.training.facts import (
     BatchEvaluation,
@@ -80,7 +81,7 @@ from nbdebug.tools.training.regularizers import regularizers
 from nbdebug.tools.training.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
 from nbdebug.tools.training.rows import out_of_step, over_ends, paired_anew
 from nbdebug.tools.training.rules import is_weak, name_all, signs
-from nbdebug.tools.training.signals import Order, activation_units, gradient_flow
+from nbdebug.tools.training.signals import Order, activation_units, gradient_flow, is_linear
 from nbdebug.tools.training.static_facts import SAME_LOSS, DetachedAt, Parameter, StaticFacts, UnitsFact
 
 TIMES = 3.0
@@ -99,6 +100,7 @@ STEPS = 8
 LOOP = "What the run shows beside its losses: schedule, order of calls, layers"
 STOPPED = "How the run ends"
 UNITS = "Dead and saturated units"
+AGREEMENT = "Whether outputs agree with targets"
 PENALTY = "How much of the loss is a penalty on the weights"
 REFERENCE = "Whether another, small network learns this data (if not, the cause is the data or the loss)"
 
@@ -280,6 +282,7 @@ def _watched_facts(
             start.restore()
         static = plain.judged(static)
         facts = _with_floor(facts, *static.floor)
+        facts = errors.run(AGREEMENT, lambda: with_agreement_at_start(facts, arguments.model, run.on_train), facts)
         pairs = errors.run(
             "Whether passes pair inputs and targets alike", lambda: _paired_anew(arguments, run, static), None
         )
@@ -571,6 +574,8 @@ def _end_facts(arguments: LoopArguments, run: LoopRun, errors: ProbeErrors) -> d
             lambda: undecided_pair(model, loss_fn, run.on_train.batches, run.on_val.batches),
             None,
         )
+        if run.rewards is None and not run.adversaries:
+            facts["agreement"] = errors.run(AGREEMENT, lambda: agreement_at_end(model, run.on_train, run.on_val), None)
         level = functools.partial(lost_level, model, loss_fn, run.on_train.batches)
         facts["lost_level"] = errors.run("Whether outputs know the level of their inputs", level, 0.0)
         topic = "Running statistics of batch normalization"
@@ -805,23 +810,9 @@ def _with_reference(facts: TrainingRunFacts, retrainer: Retrainer, steps: int, e
         return dataclasses.replace(facts, reference=None)
     # Is it the model that can't, or its optimizer?
     with_adam = [retrainer.train(RetrainChange(adam=rate), steps).train for rate in (RATE, 10 * RATE)]
-    linear = errors.run("Whether the model is linear", lambda: _is_linear(retrainer), False)
+    first = retrainer.model, retrainer.loss_fn, retrainer.batches[0]
+    linear = errors.run("Whether the model is linear", lambda: is_linear(*first), False)
     return dataclasses.replace(facts, reference=losses | {"the model with Adam": min(with_adam)}, linear=linear)
-
-
-def _is_linear(retrainer: Retrainer) -> bool:
-    """Whether the output at the middle between two samples is the middle of their outputs, wherever these lie."""
-    inputs: list[Any] = []
-    with retrainer.model.register_forward_pre_hook(lambda module, args: inputs.append(args)):
-        retrainer.loss_fn(retrainer.model, retrainer.batches[0])
-    x = inputs[0][0] if len(inputs) == 1 and len(inputs[0]) == 1 else None
-    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or len(x) < 2:
-        return False
-    with torch.no_grad(), mode(retrainer.model, training=False):
-        one, other, middle = (retrainer.model(part) for part in (x, x.roll(1, 0), (x + x.roll(1, 0)) / 2))
-    if not isinstance(one, torch.Tensor) or not one.is_floating_point():
-        return False
-    return float((one + other - 2 * middle).abs().max()) < 1e-4 * float((one - other).abs().max())
 
 
 def _without_experiments(facts: TrainingRunFacts, why: str) -> TrainingRunFacts:

@@ -492,6 +492,7 @@ def _symptoms(facts: TrainingFacts) -> list[Symptom]:
             floor=(run.floor, run.at_floor),
             constant=_constant(static),
         ),
+        *(() if (a := run.agreement) is None else verdict.of_agreement(a.start, a.end, a.val, a.samples)),
     ]
 
 

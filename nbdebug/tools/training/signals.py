@@ -761,6 +761,21 @@ class _ActivationRecorder(TorchFunctionMode):
             place.saturated.append(float((slope < FLAT).float().mean()))
 
 
+def is_linear(model: nn.Module, loss_fn: LossFn, batch: Any) -> bool:
+    """Whether the output at the middle between two samples is the middle of their outputs, wherever these lie."""
+    inputs: list[Any] = []
+    with model.register_forward_pre_hook(lambda module, args: inputs.append(args)):
+        loss_fn(model, batch)
+    x = inputs[0][0] if len(inputs) == 1 and len(inputs[0]) == 1 else None
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or len(x) < 2:
+        return False
+    with torch.no_grad(), mode(model, training=False):
+        one, other, middle = (model(part) for part in (x, x.roll(1, 0), (x + x.roll(1, 0)) / 2))
+    if not isinstance(one, torch.Tensor) or not one.is_floating_point():
+        return False
+    return float((one + other - 2 * middle).abs().max()) < 1e-4 * float((one - other).abs().max())
+
+
 # Gradients
 
 

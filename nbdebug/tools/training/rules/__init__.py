@@ -57,6 +57,8 @@ ORDER = (
     "inverted-mask",
     "loss-sign",
     "batch-mixing",
+    "backward-never-called",
+    "input-dropped",
     "wrong-softmax-dim",
     "frozen-parameters",
     "eval-mode-in-training",

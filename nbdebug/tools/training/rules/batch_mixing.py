@@ -22,6 +22,12 @@ ACROSS = (
     ["train_loader", "columns"],
     Fix("Fill the columns one after the other.", "text.view(columns, rows).t().contiguous()"),
 )
+PARTNERS = (
+    "`{op}` is to find the other view of each sample, and is told a view of another one{line}: row 0 is a view of "
+    "sample {1}, row {2}, which its target names, one of sample {3}. `{0}` made these rows",
+    ["loss_fn", "views", "partner"],
+    Fix("Put all first views before all second ones.", "views = torch.cat(batch.unbind(1))"),
+)
 
 
 @rule(
@@ -41,10 +47,9 @@ def batch_mixing(facts: TrainingFacts) -> Finding | None:
     for call in facts.static.loss_calls:
         if call.across is not None:
             return _read_across(*call.across)
-    if joined := wrong_call(facts.static, "unshifted edges", "batch-mixing", *JOINED):
-        return joined
-    if across := wrong_call(facts.static, "text cut across", "batch-mixing", *ACROSS):
-        return across
+    for kind, said in {"unshifted edges": JOINED, "text cut across": ACROSS, "other partners": PARTNERS}.items():
+        if found := wrong_call(facts.static, kind, "batch-mixing", *said):
+            return found
     if mixing is None:
         title = "`{op}` gives the inputs another shape as they lie{line}; two of its dimensions had to be exchanged"
         fix = Fix("Exchange the dimensions.", "x = x.permute(0, 3, 1, 2)  # (N, H, W, C) to (N, C, H, W)")

@@ -20,6 +20,7 @@ from nbdebug.tools.training.rules.findings import (
     suggestion,
     tensor_of,
     tested_fix,
+    wrong_call,
 )
 from nbdebug.tools.training.rules.signs import helps, helps_validation
 from nbdebug.tools.training.static_facts import (
@@ -218,6 +219,26 @@ def _renumbered(answers: Mapping[int, int], share: float, exchanged: float) -> F
         ],
         evidence={"label → answer": {str(label): answer for label, answer in answers.items()}},
     )
+
+
+@rule(
+    code="training/input-dropped",
+    title="A part of the samples that the model would use never reaches it.",
+    symptom="The model learns as much as the other inputs tell, and to shuffle this one changes nothing.",
+    cause="What collates a batch leaves it out. transformers' Trainer drops each column that `forward` does not name "
+    "in its signature, also where `forward` would take it out of its **kwargs.",
+    confirm="Compare the keys of `dataset[0]` with those of a batch.",
+    fix="`remove_unused_columns=False`, or name the column in the signature of `forward`.",
+    reference="https://huggingface.co/docs/transformers/main_classes/trainer",
+)
+def input_dropped(facts: TrainingFacts) -> Finding | None:
+    title = (
+        "The dataset gives `{0}`, and its batches come without it: with it the loss of the same samples is {2:.4g}, "
+    )
+    title += "without it {1:.4g}"
+    code = "TrainingArguments(..., remove_unused_columns=False)  # of a collate_fn of your own: keep it there"
+    names = ["{0}", "remove_unused_columns", "collate_fn", "forward"]
+    return wrong_call(facts.static, "left out", "input-dropped", title, names, Fix("Keep the column.", code))
 
 
 @rule(

@@ -118,12 +118,13 @@ def _in_a_trainer(fix: Fix, trainer: str) -> Fix:
 
 
 def wrong_call(static: StaticFacts, kind: str, slug: str, title: str, names: Iterable[str], fix: Fix) -> Finding | None:
-    """Of a call that can't be meant, the first of its kind. title: with places for op, line and sizes."""
+    """Of a call that can't be meant, the first of its kind. title, names: with places for op, line and sizes."""
     call = next((c for c in static.wrong_calls if c.kind == kind), None)
     if call is None:
         return None
     said = title.format(*call.sizes, op=call.op, line=at_line(call.where), sizes=shape(call.sizes))
-    return finding(slug, said, [call.where.module or "", *names, call.op], [fix], place=call.where)
+    blamed = [name.format(*call.sizes) for name in names]
+    return finding(slug, said, [call.where.module or "", *blamed, call.op], [fix], place=call.where)
 
 
 def _modules(run: TrainingRunFacts) -> set[str]:

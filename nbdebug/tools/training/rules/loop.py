@@ -388,6 +388,24 @@ def _trained_by_policy(run: TrainingRunFacts) -> Finding:
 
 
 @rule(
+    code="training/backward-never-called",
+    title="A module's own `backward` is never called.",
+    symptom="A layer that is to change the gradient (turn its sign, scale it, let it pass a rounding) changes nothing.",
+    cause="Autograd calls the `backward` of a torch.autograd.Function. That of an nn.Module is a method like any "
+    "other: the gradient goes through the operations of `forward`.",
+    confirm="Print a line in this `backward`: it never appears.",
+    fix="Write a torch.autograd.Function with both, and call its `apply` in the module's forward.",
+    reference="https://docs.pytorch.org/docs/stable/notes/extending.html",
+)
+def backward_never_called(facts: TrainingFacts) -> Finding | None:
+    title = "`{0}` ({1}) has a `backward` of its own, which nobody calls{line}: autograd goes through its forward"
+    code = "class Turn(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x): return x.view_as(x)\n"
+    code += "    @staticmethod\n    def backward(ctx, grad): return -grad"
+    fix = Fix("Move it into a torch.autograd.Function, and call its `apply`.", code)
+    return wrong_call(facts.static, "own backward", "backward-never-called", title, ["{1}"], fix)
+
+
+@rule(
     code="training/target-never-updated",
     title="The copy of the model that gives its targets is never updated.",
     symptom="The loss is small, and the agent acts as if it saw one step ahead only.",

@@ -9,6 +9,7 @@ from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import figures, percent
 from nbdebug.tools.training.facts import Experiment, TrainingFacts
+from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.rules.findings import (
     at_line,
     finding,
@@ -22,6 +23,7 @@ from nbdebug.tools.training.static_facts import (
     LossCall,
     StaticFacts,
 )
+from nbdebug.verdict import AGREES
 
 SQUASHES = ("softmax", "softmin", "sigmoid", "hardsigmoid")
 LEAST_FLOOR = 0.05
@@ -285,15 +287,28 @@ def _wrong_weights(static: StaticFacts) -> Finding | None:
 @rule(
     code="training/loss-sign",
     title="What ought to grow is minimized.",
-    symptom="The loss falls fast and smoothly to nearly zero, and the predicted masks are all but the targets.",
-    cause="The optimizer makes the loss as small as it can. An overlap (Dice, IoU) is 1 where output and target agree: "
-    "minimized itself, it teaches the model to miss the target.",
+    symptom="The loss falls fast and smoothly, often below zero, and predictions become the opposite of the targets.",
+    cause="The optimizer makes the loss as small as it can. An overlap (Dice, IoU), a cosine similarity and a "
+    "log-probability are large where output and target agree: minimized itself, it teaches to miss the target.",
     confirm="Give the loss the targets in place of the outputs, and then their opposite: the targets must give less.",
-    fix="Minimize one minus the overlap.",
+    fix="Minimize one minus the overlap or the similarity, and the negative of a log-probability.",
     reference="https://arxiv.org/abs/1606.04797",
 )
 def loss_sign(facts: TrainingFacts) -> Finding | None:
-    turned = facts.static.scores_for_shares
+    turned, run = facts.static.scores_for_shares, facts.run
+    if run is not None and run.agreement is not None and signs.turns_away(run) and run.agreement.turned > AGREES:
+        known, call = run.agreement, next(iter(facts.static.loss_calls), None)
+        start, end, cured = map(figures, (known.start, known.end, known.turned))
+        return finding(
+            "loss-sign",
+            f"The loss falls as outputs become the opposite of the targets: their agreement goes from {start} to {end} "
+            f"(1 is full agreement); from the same start, with the sign of the loss turned, it comes to {cured}",
+            ["loss_fn", "" if call is None else call.op],
+            [Fix("Turn the sign of the loss.", "loss = -loss  # of a similarity: 1 - similarity")],
+            run=run,
+            place=None if call is None else call.where,
+            evidence={"agreement at the end": known.end, "with the sign turned": known.turned},
+        )
     if turned is None or not turned.reversed:
         return None
     right, wrong, constant = map(figures, turned.losses)

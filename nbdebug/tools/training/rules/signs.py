@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from nbdebug import verdict
 from nbdebug.tools.training.facts import (
     BatchEvaluation,
     Experiment,
@@ -163,6 +164,16 @@ def crawls(run: TrainingRunFacts) -> bool:
     middle = next((e.train for e in run.evaluations if e.step >= 0.5 * run.evaluations[-1].step), math.nan)
     falls = len(losses) >= 6 and all(b < a for a, b in itertools.pairwise(losses))
     return falls and middle - losses[-1] >= losses[0] - middle
+
+
+def turns_away(run: TrainingRunFacts) -> bool:
+    """Outputs become the opposite of their targets, though the loss falls."""
+    known = run.agreement
+    return known is not None and verdict.turns_away(known.start, known.end, known.samples[0]) and not rises(run)
+
+
+def rises(run: TrainingRunFacts) -> bool:
+    return not_finite(run) or last_loss(run) > first_loss(run)
 
 
 def diverges(run: TrainingRunFacts) -> bool:
