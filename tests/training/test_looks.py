@@ -3,6 +3,7 @@ shown twice."""
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import pytest
@@ -157,3 +158,21 @@ def test_masks_of_outlines_and_of_depths_were_not_resized_by_averages() -> None:
     assert signals.interpolated([halved])
     for masks in (blocks, outlines, depths, torch.randint(0, 9, (4, 40, 40))):
         assert not signals.interpolated([masks])
+
+
+@pytest.mark.parametrize("seen", ["all of it", "its size", "nothing", "its sine"])
+def test_a_target_wraps_only_where_its_ends_alone_are_alike(seen):
+    torch.manual_seed(5)
+    place = torch.rand(600, 1)
+    turn = 2 * math.pi * place
+    told = {
+        "all of it": [turn.sin(), turn.cos()],
+        "its size": [(place - 0.5).abs()],  # no input tells on which side
+        "nothing": [torch.randn(600, 2)],
+        "its sine": [turn.sin()],
+    }[seen]
+    x = torch.cat([*told, 0.1 * torch.randn(600, 3)], 1)
+    model = nn.Linear(x.shape[1], 1)
+    loader = DataLoader(TensorDataset(x, place), 32)
+    report = nbdebug.preflight(model, loader, lambda model, batch: F.mse_loss(model(batch[0]), batch[1]))
+    assert ("training/target-wraps" in [finding.code for finding in report]) == (seen == "all of it")

@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import io
 import itertools
+import math
 import operator
 import os
 import random
@@ -81,6 +82,11 @@ ENDS = 32
 """Samples at either end of a dataset that tell whether it drifts."""
 LEAST_ITEMS, OTHER_LOSS = 16, 1e-4
 """Samples that are collated anew, and the relative change of their loss that rounding does not make."""
+MEASURED = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+LEAST_TURN, TENTHS, NEIGHBOURS, TURN, OTHER_END = 200, 10, 5, 3, 0.25
+"""Samples of which a target is cut into tenths; the nearest neighbours of each in other tenths; tenths that are far
+apart, around a circle, too; and the share of neighbours in the last tenth that samples of the first one have, and the
+reverse (on a circle a half, by chance a ninth)."""
 SUBJECTS = re.compile(
     r"(^|_)(subj|subject|patient|participant|person|individual|speaker|donor|animal|mouse|writer|group|session|recording"
     r"|video|scene|study|family)s?(_?(ids?|idx|index|names?|numbers?|labels?|of.*))?$",
@@ -287,6 +293,33 @@ class Batches:
                 if abs(given - without) > OTHER_LOSS * abs(without):
                     return name, without, given
         return None
+
+    def wrapping(self) -> tuple[float, float, float] | None:
+        """Of a target that is one number and is learned as it is: (its lowest, its highest, the share of neighbours at
+        the other end), where inputs with the highest targets are most like those with the lowest, and the reverse, as
+        an angle's are; and no others are alike that are far apart, as where a sign can't be told."""
+        call = self.loss
+        if call is None or call.op not in MEASURED or self.target is None or len(self.inputs) != 1:
+            return None
+        rows = [tensors_at(batch, [*self.inputs, self.target]) for batch in self.train]
+        if any(not x.is_floating_point() or x.dim() < 2 or y.numel() != len(x) for x, y in rows):
+            return None
+        x, y = torch.cat([x.flatten(1) for x, _ in rows]).float().cpu(), torch.cat([y.flatten() for _, y in rows]).cpu()
+        x, y = x[:MOST_COMPARED], y[:MOST_COMPARED].float()
+        first = rows[0][1].float()
+        raw = math.isclose(float(first.min()), call.target_low or 0.0, rel_tol=1e-4, abs_tol=1e-6)
+        if not raw or len(y) < LEAST_TURN or len(y.unique()) < len(y) / 2:
+            return None
+        place = y.argsort().argsort() * TENTHS // len(y)  # 0 to 9
+        far = torch.cdist(x, x).masked_fill(place[:, None] == place, math.inf)
+        near = place[far.topk(NEIGHBOURS, largest=False).indices]
+
+        def shares(one: int, other: int) -> float:
+            return float((near[place == one] == other).float().mean())
+
+        ends = min(shares(0, TENTHS - 1), shares(TENTHS - 1, 0))
+        apart = max(shares(a, b) for a in range(TENTHS) for b in range(TENTHS) if TURN <= abs(a - b) <= TENTHS - TURN)
+        return (float(y.min()), float(y.max()), ends) if ends > max(2 * apart, OTHER_END) else None
 
     def find_roles(self, step: StepGraph, loss_calls: Sequence[LossCall]) -> None:
         """Which tensors are targets and inputs, by their use in the step."""

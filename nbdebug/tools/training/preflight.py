@@ -409,6 +409,7 @@ class _Probes:
         facts["drawn"] = self._probe("The sampler's weights", batches.drawn, None)
         facts["reread"] = self._probe("A sample that is read again", batches.reread, "")
         facts["silent_end"] = self._probe("Ends that are no targets", batches.silent_end, None)
+        facts["wraps"] = self._probe("Whether a target is an angle", batches.wrapping, None)
         facts["padding"] = self._probe("Padding", batches.padding, 0.0)
         if facts["drawn"] is None:  # else a few rows come again and again, and any column tells their labels
             facts["answers"] = self._probe("Answers among the inputs", batches.answers_among_inputs, None)

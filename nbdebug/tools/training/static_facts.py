@@ -431,8 +431,8 @@ class TriedEdit:
 class StaticFacts:
     """What is known before training. loss_form: how loss_fn is called; optimizer: as a person would write it; placed:
     types and devices of the parameters; normalized: the model has normalization layers; reduction: "mean" or "sum" over
-    the batch, "neither", or "" (not known); attempts: by the cause; silent_end, drawn, reread, padding: see `Batches`;
-    never_frozen: trained parameters of which a line without effect says that they are not, and where."""
+    the batch, "neither", or "" (not known); attempts: by the cause; silent_end, drawn, reread, wraps, padding: see
+    `Batches`; never_frozen: trained parameters of which a line without effect says that they are not, and where."""
 
     loss_form: str = "loss_fn(model, batch)"
     loss: float | None = None
@@ -467,6 +467,7 @@ class StaticFacts:
     drawn: tuple[int, int] | None = None
     reread: str = ""
     padding: float = 0.0
+    wraps: tuple[float, float, float] | None = None
     weights: tuple[InitialWeight, ...] = ()
     normalized: bool = False
     units: tuple[UnitsFact, ...] = ()

@@ -59,6 +59,7 @@ ORDER = (
     "batch-mixing",
     "backward-never-called",
     "input-dropped",
+    "target-wraps",
     "wrong-softmax-dim",
     "frozen-parameters",
     "eval-mode-in-training",

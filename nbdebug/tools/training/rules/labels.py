@@ -319,6 +319,37 @@ def exchanged_labels(facts: TrainingFacts) -> Finding | None:
 
 
 @rule(
+    code="training/target-wraps",
+    title="An angle is learned as a plain number.",
+    symptom="Most predictions are about right, those near one direction are far off, and a larger model does not help.",
+    cause="359 and 1 degrees are two apart, and their squared difference counts 358. An average of both points the "
+    "other way. Hours of a day and days of a year wrap, too.",
+    confirm="Plot the error over the target: it is large at both ends of its range.",
+    fix="Let the model give the sine and the cosine, and take `torch.atan2` of them.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.atan2.html",
+)
+def target_wraps(facts: TrainingFacts) -> Finding | None:
+    wraps = facts.static.wraps
+    call = next((call for call in facts.static.loss_calls if call.target is not None), None)
+    if wraps is None or call is None:
+        return None
+    low, high, ends = wraps
+    code = (
+        "angle = 2 * torch.pi * target / period\nloss = F.mse_loss(output, torch.stack([angle.sin(), angle.cos()], 1))"
+    )
+    return finding(
+        "target-wraps",
+        f"The targets, {figures(low)} to {figures(high)}, come round to their start: inputs with the highest are like "
+        f"those with the lowest ({percent(ends)} of the nearest that are in another tenth, by chance 11%), and not "
+        f"like others. `{call.op}` counts these as {figures(high - low)} apart{at_line(call.where)}",
+        ["loss_fn", "target", call.op],
+        [Fix("Learn the sine and the cosine: two outputs.", code)],
+        place=call.where,
+        evidence={"lowest": low, "highest": high, "neighbours at the other end": ends},
+    )
+
+
+@rule(
     code="training/class-ignored",
     title="The loss ignores a class.",
     symptom="One class is never predicted, and the loss is low all the same.",
