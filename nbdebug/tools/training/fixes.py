@@ -361,6 +361,11 @@ def _add(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], names: S
 
 
 def _attached(static: StaticFacts) -> TrainingFix | str:
+    alone = next((call for call in static.wrong_calls if call.kind == "normalized alone"), None)
+    if alone is not None:
+        return TrainingFix(
+            f"without the `{alone.op}`", patch=lambda: PatchedCalls({alone.op}, alone.where, first_argument)
+        )
     cut = static.detached[0]
     if cut.how == "no_grad":
         return TrainingFix(

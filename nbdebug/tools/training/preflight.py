@@ -54,6 +54,7 @@ from nbdebug.tools.training.evaluate import (
 from nbdebug.tools.training.facts import TrainingFacts
 from nbdebug.tools.training.fixes import attempt, edit_fixes, fix_for, overfit_batch, patched
 from nbdebug.tools.training.one_step import (
+    Calls,
     StepGraph,
     at_bound,
     calls_for,
@@ -69,6 +70,7 @@ from nbdebug.tools.training.one_step import (
     step_graph,
 )
 from nbdebug.tools.training.outputs import (
+    DIFFERENCES,
     SIGNED,
     always_dropping,
     broadcasts,
@@ -389,7 +391,7 @@ class _Probes:
         in_eval = calls_for(self.work, batch)
         with mode(self.work, False), preserve_rng(self.loss_fn), torch.no_grad():
             record(in_eval, self.loss_fn, batch)
-            wrong = *wrong_calls(step.calls), *always_dropping(in_eval, self.work)
+            wrong = *wrong_calls(step.calls), *always_dropping(in_eval, self.work), *_normalized_alone(in_eval)
             more = *unshifted_edges(in_eval, batch), *self._cut_across(batches), *other_partners(step.calls, batch)
             left = batches.left_out(lambda b: loss_value(self.loss_fn(self.work, b)))
             wrong = *wrong, *more, *([] if left is None else [WrongCall("left out", "forward", Where(), left)])
@@ -530,6 +532,24 @@ class _Probes:
             self.unchecked.append(f"{topic}: the {self.seconds:g} s for preflight were over")
             return default
         return self.errors.run(topic, probe, default)
+
+
+def _normalized_alone(calls: Calls) -> Iterator[WrongCall]:
+    """A normalization of what comes from the batch, each of whose groups is a single number: by a function of torch's,
+    or written out as the difference from a mean along a dimension with one entry."""
+    for call in calls.calls:
+        x, groups = next(iter(call.inputs), None), 0
+        if x is None or not call.leaves or x.numel() < 2:
+            continue
+        if call.op == "layer_norm":
+            groups = x.numel() // max(math.prod(call.argument(1, "normalized_shape")), 1)
+        elif call.op == "group_norm":
+            groups = len(x) * call.argument(1, "num_groups")
+        elif call.op in DIFFERENCES and len(call.inputs) == 2:
+            mean = calls.dependence(call.inputs[1]).maker
+            groups = call.inputs[1].numel() if mean is not None and mean.op == "mean" and mean.inputs[0] is x else 0
+        if groups == x.numel() and bool((x != x.flatten()[0]).any()):
+            yield WrongCall("normalized alone", call.op, call.where, tuple(x.shape))
 
 
 @contextlib.contextmanager

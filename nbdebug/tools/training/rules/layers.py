@@ -170,13 +170,19 @@ def _unfreeze(names: Sequence[str]) -> Fix:
     "require gradients and the optimizer holds them; their `.grad` is None.",
     cause="`.detach()`, `.data`, `torch.no_grad()`, `torch.tensor(t)`, `.numpy()` or an op without a derivative "
     "(argmax, round) is between them and the loss. The values pass, the gradient does not. Or the loss of a part is "
-    "overwritten by that of the next.",
+    "overwritten by that of the next; or a normalization over a single number lets nothing pass.",
     confirm="After `loss.backward()`: `[n for n, p in model.named_parameters() if p.grad is None]`",
     fix="Remove the cut. Where it is meant (a target, a teacher), leave these parameters out of the optimizer and call "
     "`requires_grad_(False)` on them.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.detach.html",
 )
 def detached_graph(facts: TrainingFacts) -> Finding | None:
+    title = "`{op}` normalizes single numbers{line}, in {sizes}: each less its own mean is 0, and no input passes"
+    fix = Fix(
+        "Leave it out, or normalize over several numbers.", "nn.Identity()  # or LayerNorm(width), behind a layer"
+    )
+    if alone := wrong_call(facts.static, "normalized alone", "detached-graph", title, ["forward"], fix):
+        return alone
     severed = () if facts.run is None or facts.run.severed is None else (facts.run.severed,)
     trained = {layer.name for layer in facts.run.layers if layer.gradient} if facts.run is not None else set()
     own = (d for d in facts.static.detached if d.how != "dropped" or d.parameters[0].rpartition(".")[0] not in trained)
