@@ -77,7 +77,7 @@ from nbdebug.tools.training.loop import TAKEN, LoopRun, norm_of
 from nbdebug.tools.training.loop_frames import LoopStart, LoopSubject
 from nbdebug.tools.training.one_step import PlainLeaves, cancelled, is_fresh
 from nbdebug.tools.training.outputs import lost_level
-from nbdebug.tools.training.regularizers import regularizers
+from nbdebug.tools.training.regularizers import regularizers, without_flips
 from nbdebug.tools.training.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
 from nbdebug.tools.training.rows import out_of_step, over_ends, paired_anew
 from nbdebug.tools.training.rules import is_weak, name_all, signs
@@ -714,6 +714,9 @@ def _experiment_facts(
         facts = experiments(facts, retrainer, steps, errors, _result_as_is(facts, steps))
         if facts.repeats and all(is_weak(facts, f) for f in name_all(TrainingFacts(static, facts))):
             facts = interventions(facts, retrainer, steps, static, errors)
+        if facts.undecided is not None or signs.agrees_by_chance(facts):
+            again = functools.partial(without_flips, facts, retrainer, steps, arguments.train_loader)
+            facts = errors.run("Whether flips change labels", again, facts)
         if arguments.regularize:
             facts = errors.run("Regularization", lambda: regularizers(facts, retrainer, steps, static), facts)
         return _with_reference(facts, retrainer, steps, errors)

@@ -4,6 +4,7 @@ Each is a line that the user pastes, and that line is what is run (of label smoo
 same effect): on the model and the optimizer themselves, whose start is put back; on a copy where it has fewer
 parameters; on the training rows alone where it is an augmentation.
 
+Where labels are not told apart, the batches are also read without the flips that the loader makes (`without_flips`).
 `EarlyStop` ends a loop of one's own where the validation loss has stopped falling, with the best weights.
 """
 
@@ -14,6 +15,7 @@ import copy
 import dataclasses
 import math
 import re
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,16 +23,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.observe.locations import other_cells
+from nbdebug.observe.locations import at_site, locate, other_cells
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tensors import tensors_in
+from nbdebug.report import Where
 from nbdebug.text import count, percent
 from nbdebug.tools.training.edits import in_label_loss, users_files
 from nbdebug.tools.training.evaluate import (
     MOST,
     FixedBatches,
     LossFn,
+    OtherCalls,
     ProbeErrors,
+    batches_of,
     mean_and_error,
     mode,
     parts_of,
@@ -57,6 +62,8 @@ WARM, EARLY = 20, 0.9
 """Steps from which on a warm-up, over a tenth of them, is tried; a stop is tried before this share of them."""
 SMALLEST_SIDE, FEWEST_TOKENS = 8, 4
 """Of a picture, and of a row of token ids."""
+FLIPS = frozenset({"flip", "fliplr", "flipud"})
+NO_FLIPS, LAST_OF = "no flips", 10
 INPUTS = ("input_ids", "pixel_values", "x", "input", "inputs", "image", "images")
 """Names of what a model is given, in a batch that is a dict."""
 CROSS_ENTROPY = "input target weight size_average ignore_index reduce reduction label_smoothing".split()
@@ -424,6 +431,29 @@ def _hidden_activations(model: nn.Module) -> list[str]:
     modules = [(name, m) for name, m in model.named_modules() if not any(m.children())]
     known = [(n, m) for n, m in modules[:-1] if type(m).__module__ == "torch.nn.modules.activation"]
     return [n for n, m in known if "Softmax" not in type(m).__name__ and not isinstance(m, nn.MultiheadAttention)]
+
+
+def without_flips(run: TrainingRunFacts, retrainer: Retrainer, steps: int, loader: Any) -> TrainingRunFacts:
+    """The facts with the experiment of a run whose loader flips nothing, and with the line that flips. The losses are
+    those of the last steps: the fixed batches were read with flips."""
+    sites: list[Any] = []
+
+    def keep(name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        if name not in FLIPS or not args:
+            return None
+        sites.append(locate().site)
+        return args[0].clone()
+
+    with OtherCalls(keep):
+        batches = batches_of(loader, len(retrainer.batches), passes=True)
+    if not sites or len(batches) < len(retrainer.batches):
+        return run
+    as_is, still = retrainer.train(RetrainChange(), steps), retrainer.train(RetrainChange(batches=batches), steps)
+    last = max(1, steps // LAST_OF)
+    end, changed = (statistics.median(one.losses[-last:] or [math.inf]) for one in (as_is, still))
+    tried = dataclasses.replace(still.against(as_is, NO_FLIPS), end_as_is=end, end_changed=changed)
+    places = {**run.places, NO_FLIPS: at_site(Where(), sites[0])}
+    return dataclasses.replace(run, experiments={**run.experiments, NO_FLIPS: tried}, places=places)
 
 
 class EarlyStop:

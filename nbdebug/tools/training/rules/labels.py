@@ -70,6 +70,9 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
     matched = facts.experiment("matched")
     if run is not None and matched is not None and signs.helps(matched, signs.MUCH_BETTER):
         return _unmatched(run, matched)
+    flips = facts.experiment("no flips")
+    if run is not None and flips is not None and signs.helps(flips, signs.MUCH_BETTER):
+        return _flipped(run, flips)
     pair = None if run is None else run.undecided
     apart = None if pair is None else pair.val_apart
     if run is not None and pair is not None and apart is not None and not 1 - TOLD_APART < apart < TOLD_APART:
@@ -96,6 +99,27 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
         [fix],
         run=run,
         evidence={"share of suspect labels": held_out.share, **confused(held_out)},
+    )
+
+
+def _flipped(run: TrainingRunFacts, tried: Experiment) -> Finding | None:
+    """Pictures that are flipped with their labels left, where a flip makes one label's samples those of another."""
+    place, pair = run.places["no flips"], run.undecided
+    if tried.val_changed is not None and not tried.val_changed < signs.BETTER * (tried.val_as_is or 0.0):
+        return None
+    one, other = ("one", "another") if pair is None else pair.labels
+    return finding(
+        "label-noise",
+        f"Samples are flipped at random{at_line(place)}, and a flip makes those of label {one} look like those of "
+        f"{other}: the loss ends at {figures(tried.end_as_is)}, and read without flips at {figures(tried.end_changed)}",
+        ["__getitem__", "train_loader", place.op or "flip"],
+        [
+            tested_fix("Leave the flip out.", f"# {place.text or 'x = x.flip(-1)'}", tried),
+            Fix("Or exchange the two labels where a sample is flipped.", "label = 1 - label  # with the flip"),
+        ],
+        run=run,
+        place=place,
+        evidence={"validation as it is": tried.val_as_is, "validation without flips": tried.val_changed},
     )
 
 

@@ -172,6 +172,12 @@ def turns_away(run: TrainingRunFacts) -> bool:
     return known is not None and verdict.turns_away(known.start, known.end, known.samples[0]) and not rises(run)
 
 
+def agrees_by_chance(run: TrainingRunFacts) -> bool:
+    """Outputs have nothing of their targets, or of those of validation."""
+    known = run.agreement
+    return known is not None and bool(verdict.of_agreement(known.start, known.end, known.val, known.samples))
+
+
 def rises(run: TrainingRunFacts) -> bool:
     return not_finite(run) or last_loss(run) > first_loss(run)
 
