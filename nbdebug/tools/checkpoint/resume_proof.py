@@ -228,6 +228,28 @@ class _Run:
         return []
 
 
+class _Entries(dict):  # type: ignore[type-arg]
+    """What a file holds. asked: gets the names of the entries that were asked for, and are not there."""
+
+    def __init__(self, entries: dict[Any, Any], asked: list[str]) -> None:
+        super().__init__(entries)
+        self.asked = asked
+
+    def __contains__(self, name: object) -> bool:
+        there = super().__contains__(name)
+        if not there and isinstance(name, str):
+            self.asked.append(name)
+        return there
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        _ = name in self
+        return super().get(name, default)
+
+    def pop(self, name: Any, *default: Any) -> Any:
+        _ = name in self
+        return super().pop(name, *default)
+
+
 class _Proof:
     """Both runs, and the runs with states put back."""
 
@@ -295,7 +317,8 @@ class _Proof:
             [*self._by_the_mode()] or [*self._by_the_counter()] or self._causes(),
             key=lambda one: one.code.endswith(counted),
         )
-        return tuple(found) or tuple(one for one in self.static if not one.code.endswith("-missing"))  # the runs decide
+        static = (one for one in self.static if not one.code.endswith("-missing"))  # the runs decide
+        return tuple(found) or tuple(static) or tuple(self._by_the_asking())
 
     def _cause(self, kind: str, name: str, proof: str, form: str = "") -> Finding:
         """What had to be put back. form: how it is set, of LINES."""
@@ -408,25 +431,45 @@ class _Proof:
         by = (max(more) > 0) - (min(more) < 0)
         name = self.facts.entries.get("step", "") if by else ""
 
-        def resumed(seen: ObservedRun) -> Any:
-            load = torch.load
-
-            def counted(*args: Any, **kwargs: Any) -> Any:
-                state = load(*args, **kwargs)
-                if isinstance(state, dict) and type(state.get(name)) is int:
-                    state[name] += by
-                return state
-
-            torch.load = counted  # in this copy of the process
-            return self.resumed(seen)
+        def counted(state: Any) -> Any:
+            return {**state, name: state[name] + by} if type(dict(state).get(name)) is int else state
 
         try:
-            agree = bool(name) and self._compared(self._run(ObservedRun(), resumed)) == self.wanted
+            agree = bool(name) and self._compared(self._run(ObservedRun(), self._loading(counted))) == self.wanted
         except Exception:  # the user's own functions, with a number that they do not know
             return
         tried, why = sum(map(len, self.wanted.values())), f"{self.difference}. With one {'more' if by > 0 else 'less'}"
         if agree:
             yield off_by_one(self.facts, name, by, f"{why} both agree", tried)
+
+    def _loading(self, change: Callable[[dict[Any, Any]], Any]) -> Function:
+        """The resumed run, with another dict than the file holds."""
+
+        def resumed(seen: ObservedRun) -> Any:
+            load = torch.load
+
+            def changed(*args: Any, **kwargs: Any) -> Any:
+                state = load(*args, **kwargs)
+                return change(state) if type(state) is dict else state
+
+            torch.load = changed  # in this copy of the process
+            return self.resumed(seen)
+
+        return resumed
+
+    def _by_the_asking(self) -> Iterator[Finding]:
+        """The loading asks the file for an entry that it does not hold, and goes on without."""
+        asked: list[str] = []
+        resumed = self._loading(lambda state: _Entries(state, asked))
+
+        def names(seen: ObservedRun) -> list[str]:
+            resumed(seen)
+            return list(dict.fromkeys(asked))
+
+        for name in self._run(ObservedRun(), names)["values"][:2]:
+            one = self._cause("value", name, f"The loading asks for `{name}`, and goes on without it", "value")
+            evidence = {key: value for key, value in one.evidence.items() if key != "put back"}
+            yield dataclasses.replace(one, evidence=evidence)
 
     def _by_the_data(self, other_rows: bool) -> Iterator[Finding]:
         """Causes that no state in a variable explains: a loop that counts from zero, an order that begins anew."""
