@@ -228,7 +228,7 @@ class _Run:
         return []
 
 
-class _Entries(dict):  # type: ignore[type-arg]
+class _Entries(dict):
     """What a file holds. asked: gets the names of the entries that were asked for, and are not there."""
 
     def __init__(self, entries: dict[Any, Any], asked: list[str]) -> None:

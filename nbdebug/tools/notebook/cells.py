@@ -162,6 +162,12 @@ class CellBinding(NamedTuple):
         """The cell and the line: the later of two bindings has the larger."""
         return self.number, self.node.lineno
 
+    @property
+    def made_of(self) -> str:
+        """The class that is called for the value, "" where none is."""
+        name = dotted(getattr(self.value, "func", None)).rpartition(".")[2]
+        return name if name[:1].isupper() else ""
+
 
 class Cell:
     """One cell as it ran: its execution count, its text as Python, and its raw text."""
@@ -534,3 +540,10 @@ def draws_after(seed: ast.Call, draw: ast.Call) -> bool:
     if not fixed or does not in (*SEEDING, *GENERATORS) or seed.lineno > draw.lineno or not DRAWN.fullmatch(draws):
         return False
     return seed is not draw and own is made and (made or not of or root_of(of) == root_of(by))
+
+
+def takes(function: Any, call: ast.Call) -> bool:
+    """Whether a call gives a function all that it needs, and nothing else."""
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    needed, given = names[: len(names) - len(function.args.defaults)], {keyword.arg for keyword in call.keywords}
+    return len(call.args) <= len(names) and set(needed[len(call.args) :]) <= given <= set(names[len(call.args) :])

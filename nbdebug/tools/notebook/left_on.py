@@ -37,6 +37,7 @@ from nbdebug.tools.notebook.cells import (
     read_by,
     root_of,
     running,
+    takes,
     traceback_links,
 )
 from nbdebug.tools.notebook.rules import NOWHERE, Told, named, told
@@ -566,17 +567,10 @@ def _defined_anew(statement: ast.stmt | None, message: str, history: CellHistory
         if (
             isinstance(call, ast.Call)
             and dotted(call.func) == made[-1].path
-            and any(_fits(b.node, call) for b in made[:-1])
+            and any(takes(b.node, call) for b in made[:-1])
         ):
             return _taken(made[-1].path, "the function", "another function", history.place(made[-1]))
     return None
-
-
-def _fits(function: Any, call: ast.Call) -> bool:
-    """Whether a call gives a function all that it needs, and nothing else."""
-    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-    needed, given = names[: len(names) - len(function.args.defaults)], {keyword.arg for keyword in call.keywords}
-    return len(call.args) <= len(names) and set(needed[len(call.args) :]) <= given <= set(names[len(call.args) :])
 
 
 def _imported_over(
@@ -632,11 +626,13 @@ def _shadowed(node: ast.AST, names: Mapping[str, Any], history: CellHistory, ran
     if not made or made[-1].how in ("def", "class"):
         return None
     first = [b for b in made if b.how in ("import", "def", "class") and _origin(b) != _origin(made[-1])][-1:]
+    first = first or [b for b in made[:-1] if not attribute and b.how == "assign" and b.made_of][-1:]
     meant = first[0].how if first else "builtin" if hasattr(builtins, name) and not attribute else ""
     others = [b for b in made if not first or b.at > first[0].at]  # the first since then
     if not meant or not first and "import" in {b.how for b in made}:
         return None
     says = {"import": "the module" if attribute else "what was imported", "def": "the function", "builtin": BUILTIN}
+    says["assign"] = f"the {first[0].made_of}" if first else ""
     imported = history.text(first[0]) if meant == "import" else ""
     kind = type(names[name]).__name__
     return _taken(name, says.get(meant, f"the {meant}"), kind, history.place(others[0]), imported)

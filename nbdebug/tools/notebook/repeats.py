@@ -60,7 +60,11 @@ def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseExcept
     not come from it (`x = x / 255`), if a call takes it after that."""
     if error is not None and issubclass(type(error), REFUSED):
         for number, line in reversed(list(cell_lines(error, history))):
-            if twice := _refused(number, line, error, names, history):
+            twice = _refused(number, line, error, names, history)
+            first = history.cells.get(number_of(twice.first) or 0) if twice else None
+            if first is not None and "not callable" in str(error) and first.source != history.cells[number].source:
+                break  # two cells take one name for two things
+            if twice:
                 return [dataclasses.replace(twice, error=type(error).__name__)]
         if twice := _consumed_by_call(error, names, history):
             return [dataclasses.replace(twice, error=type(error).__name__)]
