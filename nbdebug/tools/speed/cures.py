@@ -43,25 +43,10 @@ from nbdebug.observe.tensors import fingerprint, tensors_in
 from nbdebug.observe.variables import is_user_module
 from nbdebug.report import Finding, Where
 from nbdebug.robust_stats import longer
+from nbdebug.tools.speed import rules
 from nbdebug.tools.speed.clock import MOVES, READS, WRITERS, Clock, Training, apart, endless, run, users_lines
 from nbdebug.tools.speed.ops import OpWatch, attention_refused
-from nbdebug.tools.speed.rules import (
-    ANOMALY,
-    BLOCKING,
-    DATA,
-    DETERMINISTIC,
-    FREE,
-    NOTHING,
-    PROFILER,
-    SPARSE,
-    STAYING,
-    WAITS,
-    WITHOUT_LINE,
-    SpeedCure,
-    SpeedFacts,
-    WorkShare,
-    table_cost,
-)
+from nbdebug.tools.speed.rules import DATA, SpeedCure, SpeedFacts, WorkShare
 
 PAIRS, SECONDS = 20, 2.5
 """Of an experiment: steps with and without, at most; and the time after which three of each are enough."""
@@ -72,9 +57,11 @@ SAME, BESIDE = 6, (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For)
 LOADED, LOADING_SECONDS = 100, 1.0
 """Batches, and seconds, in which the lines of a loader are followed."""
 TURNED_ON = {
-    ANOMALY: re.compile(r"\bdetect_anomaly *[(=](?! *False)|\bset_(detect_anomaly|anomaly_enabled) *\((?! *False)"),
-    DETERMINISTIC: re.compile(r"\buse_deterministic_algorithms *\((?! *False)"),
-    PROFILER: re.compile(r"(?<!def )\b(profile|emit_nvtx|emit_itt) *\("),
+    rules.ANOMALY: re.compile(
+        r"\bdetect_anomaly *[(=](?! *False)|\bset_(detect_anomaly|anomaly_enabled) *\((?! *False)"
+    ),
+    rules.DETERMINISTIC: re.compile(r"\buse_deterministic_algorithms *\((?! *False)"),
+    rules.PROFILER: re.compile(r"(?<!def )\b(profile|emit_nvtx|emit_itt) *\("),
 }
 """What is called for a mode, or the argument of a trainer's for it."""
 DOUBLE = (".double()", "float64", "torch.double", "set_default_dtype", "DoubleTensor")
@@ -227,7 +214,7 @@ def slow_attention(watch: OpWatch) -> WorkShare:
     """Attention that runs as plain products on a GPU, and why."""
     slow = [call for call in watch.attentions if call[1]]
     if not slow:
-        return NOTHING
+        return rules.NOTHING
     site, why = slow[-1]
     forward = [op for op in watch.last if op.phase == "forward"]
     inside = sum(op.seconds for op in forward if op.line == site) / (sum(op.seconds for op in forward) or 1.0)
@@ -326,7 +313,7 @@ def try_cure(training: Training, what: SpeedTrial, facts: SpeedFacts) -> SpeedCu
             return SpeedCure(what.name, predicted, why_not=NOT_TRIED)
         return SpeedCure(what.name, predicted, base / fast)
     on_gpu = facts.device != "cpu"
-    block = FREE if on_gpu and facts.seconds() < 0.25 else 1
+    block = rules.FREE if on_gpu and facts.seconds() < 0.25 else 1
     tried: SpeedCure | None = apart(training, lambda: _paired(training, what, block), 10 * SECONDS)
     if tried is None:
         return SpeedCure(what.name, predicted, why_not=NOT_TRIED)
@@ -509,43 +496,36 @@ def single_precision(training: Training, switch: Switch) -> None:
 
 
 def sparse_gradients(rows: int, training: Training, switch: Switch) -> None:
-    """The embedding with so many rows gets sparse gradients; where its optimizer takes none, SparseAdam updates it."""
+    """The embedding with so many rows gets sparse gradients; SparseAdam, or SGD, updates it, and its optimizer the
+    others."""
 
     def of(kind: type) -> Iterator[Any]:
         return (thing for thing in gc.get_objects() if issubclass(type(thing), kind))
 
     tables = [m for kind in (torch.nn.Embedding, torch.nn.EmbeddingBag) for m in of(kind) if len(m.weight) == rows]
-    ids = {id(m.weight) for m in tables}
-    for optimizer in of(torch.optim.Optimizer):
-        for group in optimizer.param_groups:
-            held, momentum = [p for p in group["params"] if id(p) in ids], group.get("momentum", 0)
-            takes = isinstance(optimizer, (torch.optim.SGD, torch.optim.Adagrad)) and not momentum
-            if held and not takes:
-                _updated_apart(optimizer, group, held, switch)
-            switch.used += len(held)
+    ids, groups = {id(m.weight) for m in tables}, list[tuple[dict[str, Any], list[Any], list[Any]]]()
 
-    others = switch.turned
-
-    def turned(on: bool) -> None:
-        others(on)
-        for module in tables:
-            module.sparse, module.weight.grad = on, None
-
-    switch.turned = turned
-
-
-def _updated_apart(optimizer: Any, group: dict[str, Any], held: list[Any], switch: Switch) -> None:
-    """SparseAdam updates these weights of a group while the change is on."""
-    every, apart_ = group["params"], {id(p) for p in held}
-    other = torch.optim.SparseAdam(held, lr=group["lr"])
-
-    def stepped(*_: Any) -> None:
+    def stepped(other: Any, *_: Any) -> None:
         if switch.on:
             other.step()
             other.zero_grad()
 
-    switch._undo.append(optimizer.register_step_post_hook(stepped).remove)
-    switch.turned = lambda on: group.update(params=[p for p in every if not (on and id(p) in apart_)])
+    for optimizer in list(of(torch.optim.Optimizer)):
+        kind = torch.optim.SGD if isinstance(optimizer, torch.optim.SGD) else torch.optim.SparseAdam
+        for group in optimizer.param_groups:
+            held, others = ([p for p in group["params"] if (id(p) in ids) is wanted] for wanted in (True, False))
+            if held:
+                other = functools.partial(stepped, kind(held, lr=group["lr"]))
+                switch._undo.append(optimizer.register_step_post_hook(other).remove)
+                groups.append((group, group["params"], others))
+
+    def turned(on: bool) -> None:
+        for group, every, others in groups:
+            group["params"] = others if on else every
+        for module in tables:
+            module.sparse, module.weight.grad = on, None
+
+    switch.turned, switch.used = turned, len(groups)
 
 
 def without_line(site: Site, node: Any, training: Training, switch: Switch) -> None:
@@ -592,7 +572,7 @@ def beside(training: Training, clock: Clock, facts: SpeedFacts) -> tuple[WorkSha
         ]
         if weights[0] is None or weights[0] != weights[1]:
             continue
-        cure = try_cure(training, SpeedTrial(WITHOUT_LINE, change, predicted=1 / max(1 - share, 0.01)), facts)
+        cure = try_cure(training, SpeedTrial(rules.WITHOUT_LINE, change, predicted=1 / max(1 - share, 0.01)), facts)
         if cure.measured is not None:
             return WorkShare(at_site(Where(), site), share), cure
     return None
@@ -611,13 +591,9 @@ def _dear_statements(clock: Clock) -> list[tuple[Site, Any, float]]:
                     spent[key] += seconds
                     depth[key] = min(depth.get(key, (place, 0)), (place, node.lineno - (node.end_lineno or 0)))
     whole = sum(clock.lines.values()) or 1.0
-    dear = [key for key, seconds in spent.items() if seconds >= WAITS * whole and not _is_trunk(key, clock.update)]
+    trunk = {(f, n) for f, n in spent for s in clock.update if s.file == f and n.lineno <= s.line <= n.end_lineno}
+    dear = [key for key, seconds in spent.items() if seconds >= rules.WAITS * whole and key not in trunk]
     return [(Site(f, n.lineno, ""), n, spent[f, n] / whole) for f, n in sorted(dear, key=depth.__getitem__)][:3]
-
-
-def _is_trunk(key: tuple[str, Any], lines: Iterable[Site]) -> bool:
-    file, node = key
-    return any(site.file == file and node.lineno <= site.line <= node.end_lineno for site in lines)
 
 
 def _weights(training: Training, change: Callable[..., Any], on: bool) -> Any:
@@ -704,15 +680,15 @@ def doubled(training: Training, switch: Switch) -> None:
 def trial_of(cause: Finding, facts: SpeedFacts) -> SpeedTrial | None:
     """The experiment that decides about a cause; None where there is none, or where this machine can't tell."""
     mode = cause.evidence.get("mode", "")
-    if mode == BLOCKING or (cause.code == "speed/host-sync" and facts.device == "cpu"):
+    if mode == rules.BLOCKING or (cause.code == "speed/host-sync" and facts.device == "cpu"):
         return None
     if "workers started" in cause.evidence:
-        return SpeedTrial(STAYING, predicted=facts.faster(DATA, 1.0), inside=staying_workers)
-    if mode == PROFILER:
+        return SpeedTrial(rules.STAYING, predicted=facts.faster(DATA, 1.0), inside=staying_workers)
+    if mode == rules.PROFILER:
         return SpeedTrial(f"without {mode}", inside=unprofiled)
     slow, quick = ([step.total for step in facts.steps if step.compiled is kind] for kind in (True, False))
     base = statistics.median(slow) if slow else None
-    of_modes = {ANOMALY: no_anomaly_detection, DETERMINISTIC: no_determinism}
+    of_modes = {rules.ANOMALY: no_anomaly_detection, rules.DETERMINISTIC: no_determinism}
     kept = facts.validations / facts.eval_batches if facts.eval_batches else 0.0
     busy, work = facts.busy or 1.0, facts.share("forward") + facts.share("backward")
     rows = facts.table.rows if facts.table is not None else 0
@@ -732,7 +708,7 @@ def trial_of(cause: Finding, facts: SpeedFacts) -> SpeedTrial | None:
             "one batch of validation" if kept else "no validation", no_validation, "validating", 1 - kept
         ),
         "dense-embedding-update": SpeedTrial(
-            SPARSE, functools.partial(sparse_gradients, rows), predicted=1 / (1 - table_cost(facts))
+            rules.SPARSE, functools.partial(sparse_gradients, rows), predicted=1 / (1 - rules.table_cost(facts))
         ),
         "redundant-work": SpeedTrial(
             "equal results remembered",
