@@ -383,7 +383,8 @@ def loader_bound(facts: SpeedFacts) -> Finding | None:
     waits = f"A step waits {duration(waiting)} of {duration(whole)} for its batch"
     title = f"{waits}: {percent(share)} of the time goes into loading"
     where, others = facts.places.get(DATA, NOWHERE), "Load in other processes while the step runs"
-    fixes = [Fix("Do this work once, before training, or in one tensor op.", where.text or "# in the data set")]
+    work = where.text if where != facts.places.get("loader") else None  # the loader's own line does none
+    fixes = [Fix("Do this work once, before training, or in one tensor op.", work or "# in the data set")]
     workers = {cure.name: cure.measured or 0.0 for cure in facts.cures if cure.name.startswith("num_workers")}
     best = max(workers, key=workers.__getitem__, default="")
     if best and workers[best] > 1.2:  # what was measured stands before what is only likely
