@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import dataloader
 
 from nbdebug.interrupts import ShownAtUsersLine, uninterrupted
+from nbdebug.observe.locations import Site, locate
 from nbdebug.observe.tensors import output_tensors
 
 _STEP = torch_optimizer.Optimizer.profile_hook_step(lambda self: None).__code__
@@ -437,6 +438,42 @@ def _read(layers: list[LayerSummary]) -> None:
             mean = sum(row[2] for row in rows) / count
             layer.low, layer.high = min(row[0] for row in rows), max(row[1] for row in rows)
             layer.std = max(0.0, sum(row[3] for row in rows) / count - mean * mean) ** 0.5
+
+
+class SteppingOptimizers(dict[int, Any]):
+    """The optimizers that have stepped, by id. One without any state yet takes the place of another of its class that
+    has some, for the same parameters: it was made anew. renewals: how often; steps: of such a line of optimizers, the
+    longest; site: the user's line of the first such step, kind: its class. keep: hand the state on."""
+
+    def __init__(self, keep: bool = False):
+        super().__init__()
+        self.keep, self.renewals, self.kind = keep, 0, type(None)
+        self.site: Site | None = None
+        self._steps: dict[frozenset[int], int] = {}
+
+    def note(self, optimizer: Any, *_: Any) -> None:
+        """An optimizer is about to step."""
+        held = _held(optimizer)
+        self._steps[held] = self._steps.get(held, 0) + 1
+        if id(optimizer) in self:
+            return
+        fresh = all(not s or s.get("step", 1) == 0 for s in optimizer.state.values())
+        for key, other in list(self.items()) if fresh else ():
+            tensors = (t for s in other.state.values() for t in s.values() if isinstance(t, torch.Tensor))
+            if type(other) is type(optimizer) and _held(other) == held and any(t.dim() for t in tensors):
+                if self.keep:
+                    optimizer.state.update(other.state)
+                self.kind, self.renewals, self.site = type(other), self.renewals + 1, self.site or locate().user
+                del self[key]
+        self[id(optimizer)] = optimizer
+
+    @property
+    def steps(self) -> int:
+        return max(self._steps.values(), default=0)
+
+
+def _held(optimizer: Any) -> frozenset[int]:
+    return frozenset(id(p) for group in optimizer.param_groups for p in group["params"])
 
 
 class TrainingStopped(KeyboardInterrupt):

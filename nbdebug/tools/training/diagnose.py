@@ -96,7 +96,8 @@ def diagnose_loop(
         return arguments
 
     def answer(facts: TrainingFacts) -> Report:
-        trained = ", ".join(type(o).__name__ for o in arguments.optimizers) if arguments is not None else ""
+        kinds = [type(o).__name__ for o in arguments.optimizers] if arguments is not None else []
+        trained = ", ".join(kinds if len(kinds) < 5 else dict.fromkeys(kinds))
         kind = f"a model of type {type(model).__name__}, trained by {trained or 'no optimizer'}"
         return diagnose_report(facts, name_all(facts), "diagnose(train)", subject or kind)
 

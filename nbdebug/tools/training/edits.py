@@ -121,6 +121,17 @@ def _only_call(kind: type, file: str) -> tuple[str, ast.Call] | None:
     return calls[0] if len(calls) == 1 else None
 
 
+def made_in_step(kind: type, where: Where) -> Where:
+    """The line that makes such an object: the last before this line in its function, or the only one of the file."""
+    file = where.file or ""
+    function = sources.function_at(file, where.line) if where.line else None
+    own = [n for n in ast.walk(function or ast.Module([], [])) if isinstance(n, ast.Call)]
+    before = [n for n in own if sources.name_of(n) == kind.__name__ and n.lineno <= (where.line or 0)]
+    last = max(before, key=lambda node: node.lineno, default=None)
+    known = _only_call(kind, file) if last is None else (file, last)
+    return where if known is None else at_site(where, Site(known[0], known[1].lineno, ""))
+
+
 def _module_calls(where: Where, model: nn.Module) -> Iterator[ast.Call]:
     """The call of an activation module in the user's line: `self.squash(x)`."""
     module = dict(model.named_modules()).get(where.module or "")

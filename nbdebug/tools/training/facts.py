@@ -323,7 +323,7 @@ class TrainingRunFacts:
     momentum of its batch normalization, its loss at the end, and with statistics that are those of the data.
     lost_level: see `outputs.lost_level`. renumbered: see `interventions`. accumulation: see `outputs.FirstLosses`.
     floor, at_floor: see `StaticFacts.floor`. validations: the steps after which the loop read val_loader; None where
-    that is not known."""
+    that is not known. renewed: the class of optimizers that were made anew, how often, and in how many steps."""
 
     losses: tuple[float, ...] = ()
     trainer: str = ""
@@ -406,6 +406,7 @@ class TrainingRunFacts:
     accumulation: tuple[int, float, int] | None = None
     validations: tuple[int, ...] | None = None
     regularizers: tuple[RegularizerTrial, ...] = ()
+    renewed: tuple[str, int, int] = ("", 0, 0)
     agreement: Agreement | None = None
 
 

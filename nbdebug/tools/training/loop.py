@@ -33,7 +33,7 @@ from nbdebug.arguments import running_trainer
 from nbdebug.observe.backward import Backward, CarriedScale, ClipWatch, EngineWatch, OptimizerWatch, graph_nodes
 from nbdebug.observe.locations import USER, kind_of
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.observe.step_hooks import Patches, StepHook, exchanged
+from nbdebug.observe.step_hooks import Patches, StepHook, SteppingOptimizers, exchanged
 from nbdebug.observe.tensors import read_scalars
 from nbdebug.tools.training.evaluate import (
     Copies,
@@ -604,7 +604,7 @@ class LoopRun:
         self.losses, self.step_numbers = list[float](), list[int]()
         self.read_at, self.backward_at = list[int](), list[int]()
         self.rate_at, self.evaluations = list[list[float]](), list[BatchEvaluation]()
-        self.names, self.stepping = dict[str, Any](), dict[int, Any]()
+        self.names, self.stepping = dict[str, Any](), SteppingOptimizers()
         self.takes_own = self._drawn = False
         self.rewards: RewardWatch | None = None
         self._others: dict[str, tuple[nn.Module, list[tuple[int, float]]]] = {}
@@ -634,7 +634,7 @@ class LoopRun:
             "each backward and each step": self.updates,
         }
         began = time.perf_counter()
-        hooks: list[Any] = [StepHook(lambda optimizer, *_: self.stepping.setdefault(id(optimizer), optimizer))]
+        hooks: list[Any] = [StepHook(self.stepping.note)]
         try:
             for topic, part in parts.items():
                 self.errors.run(f"What {topic} shows", part.attach, None)

@@ -26,6 +26,7 @@ from nbdebug.report import Where
 from nbdebug.text import count, figures
 from nbdebug.tools.training import retrain
 from nbdebug.tools.training.batches import copies_of_one
+from nbdebug.tools.training.edits import made_in_step
 from nbdebug.tools.training.evaluate import (
     MOST,
     FixedBatches,
@@ -302,6 +303,7 @@ def _watched_facts(
             start.restore()
             cut = functools.partial(_severed, arguments, run)
             edits = retrain.EditTrials(train, arguments, run, facts, static, start, restore_rng, cut)
+            facts = edits.facts = errors.run("One optimizer for all steps", edits.with_one_optimizer, facts)
             facts = dataclasses.replace(facts, edits=errors.run("Whether an edit of your lines helps", edits.all, {}))
         unchecked = (*facts.unchecked, *errors.lines, *_failed_evaluations(run))
         return TrainingFacts(static, dataclasses.replace(facts, unchecked=unchecked))
@@ -392,7 +394,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         modes=modes.facts(),
         root_evaluated=modes.root_evaluated,
         functions={**modes.functions, "backward": updates.functions},
-        places={name: at_site(Where(), site) for name, site in sites.items() if site},
+        places={name: at_site(Where(), site) for name, site in sites.items() if site} | _made_anew(run),
         layers=updates.layers(order),
         gradient_norms=updates.gradient_norms(),
         evaluations=tuple(run.evaluations),
@@ -401,6 +403,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         samples=samples_of(arguments.train_loader),
         regularization=_regularization(arguments) | ({"clip": limit} if (limit := updates.clip_limit()[0]) else {}),
         batches_per_pass=run.reading.per_pass,
+        renewed=(run.stepping.kind.__name__, run.stepping.renewals, run.stepping.steps),
         validations=None
         if (validated_at := run.reading.validated_at) is None
         else tuple(bisect.bisect_right(run.read_at, read) for read in validated_at),
@@ -408,6 +411,12 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         unchecked=(*_others_trained(run), *_unchecked(arguments)),
         loss_from="" if run.loss_fn is None else f"`{run.loss_fn.text}` of {at_site(Where(), run.loss_fn.site).place}",
     )
+
+
+def _made_anew(run: LoopRun) -> dict[str, Where]:
+    """Where an optimizer is made that takes the place of another in the middle of the run."""
+    site, kind = run.stepping.site, run.stepping.kind
+    return {} if site is None else {"made anew": made_in_step(kind, at_site(Where(phase="optimizer"), site))}
 
 
 def _optimizers(run: LoopRun) -> dict[str, Any]:
@@ -443,9 +452,10 @@ def _ids(optimizer: Any) -> set[int]:
 
 def _others_trained(run: LoopRun) -> Iterator[str]:
     if not run.updates.steps and run.stepping:
+        what = "model" if _held(run).isdisjoint(map(id, run.model.parameters())) else "optimizer"
         yield (
-            "The run: the loop trains another model than the one that is watched. Name no model: the loop then tells "
-            "which one it trains"
+            f"The run: the loop works with another {what} than the one that is watched. Name no {what}: the loop then "
+            "tells which one it is"
         )
 
 

@@ -521,7 +521,7 @@ def _with_reason(finding: Finding, run: TrainingRunFacts) -> Finding:
         return finding
     fixes = (
         dataclasses.replace(fix, after={"why not": why})
-        if fix.verified is None and fix.after.get("why not", NOT_REPEATED) == NOT_REPEATED
+        if fix.verified is None and fix.after.get("why not", fix.after.get(EXPERIMENT, NOT_REPEATED)) == NOT_REPEATED
         else fix
         for fix in finding.fixes
     )

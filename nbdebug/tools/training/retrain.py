@@ -26,6 +26,7 @@ from torch import nn
 from nbdebug.observe.backward import EngineWatch
 from nbdebug.observe.snapshot import Snapshot, StepState
 from nbdebug.observe.sources import edited_functions
+from nbdebug.observe.step_hooks import StepHook, SteppingOptimizers
 from nbdebug.observe.validation import names_used_by
 from nbdebug.report import Edit, Finding, Where
 from nbdebug.text import count, listed
@@ -464,6 +465,22 @@ class EditTrials:
                 tried[name] = edit
         return tried
 
+    def with_one_optimizer(self) -> TrainingRunFacts:
+        """The facts with your loop run once more, each optimizer that is made anew with the state of the last."""
+        if not signs.made_anew(self.facts):
+            return self.facts
+        kept, facts = SteppingOptimizers(keep=True), self.facts
+        hook = StepHook(kept.note)
+        try:
+            end = self._rerun(None)
+        finally:
+            hook.remove()
+        last = facts.evaluations[-1] if facts.evaluations else None
+        if end is None or last is None:
+            return facts
+        tried = Experiment("one optimizer", facts.losses, tuple(end[0]), last.train, end[1], last.val, end[2])
+        return dataclasses.replace(facts, experiments={**facts.experiments, tried.what: tried})
+
     @property
     def _names(self) -> dict[str, Any]:
         return {**names_used_by(self.train), **self.run.names, **self.arguments.names}
@@ -525,10 +542,10 @@ class EditTrials:
         return TriedEdit(edit, well and train <= most, f"your whole loop, {count(len(losses), 'step')}", numbers)
 
     def _rerun(
-        self, edit: Edit, setup: str = "", at_end: Callable[[nn.Module], None] = lambda model: None
+        self, edit: Edit | None, setup: str = "", at_end: Callable[[nn.Module], None] = lambda model: None
     ) -> tuple[list[float], float, float | None] | None:
-        """The losses of the user's loop as edited, and the loss on fixed batches at its end; None where it can't run
-        again. setup: the lines of the edit, where these stand before the loop; at_end: called with the model."""
+        """The losses of the user's loop as edited (None: as it is), and that on fixed batches at the end; None where it
+        can't run again. setup: the lines of the edit, where these stand before the loop; at_end: called at its end."""
         if self.run.seconds > LONGEST_LOOP:
             return None
         arguments = self.arguments
@@ -542,7 +559,7 @@ class EditTrials:
         waiting = contextlib.nullcontext() if arguments.start is None else arguments.start.waiting(made.append)
         try:
             (arguments.start or self).restore_rng()
-            changed = contextlib.nullcontext(1) if setup else edited_functions(edit)
+            changed = contextlib.nullcontext(1) if setup or edit is None else edited_functions(edit)
             with changed as exchanged, no_warnings(), contextlib.redirect_stdout(io.StringIO()), waiting:
                 self._set_up(setup)
                 if not exchanged:

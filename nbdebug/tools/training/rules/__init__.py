@@ -44,6 +44,7 @@ ORDER = (
     "parameters-not-in-optimizer",
     "zero-grad-missing",
     "gradients-cleared-before-step",
+    "optimizer-recreated",
     "clip-before-unscale",
     "unscale-order",
     "wrong-policy-gradient",

@@ -26,6 +26,7 @@ NOT_REPEATED = "the run could not be repeated with this change"
 CURES = {
     "zero_grad": ("gradients that pile up", "with gradients cleared"),
     "unscaled first": ("gradients that carry the scale", "with gradients unscaled first"),
+    "one optimizer": ("an optimizer that begins anew", "with each new one given the state of the last"),
     "weights kept": ("other weights behind an evaluation", "with the weights that the steps leave"),
     "train mode": ("layers in eval mode", "with all layers in train mode"),
     FROZEN_EVALUATED: ("a frozen part in train mode", "with it in eval mode"),

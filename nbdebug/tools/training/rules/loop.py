@@ -134,6 +134,40 @@ def gradients_cleared_before_step(facts: TrainingFacts) -> Finding | None:
 
 
 @rule(
+    code="training/optimizer-recreated",
+    title="The optimizer is made anew in each step.",
+    symptom="The loss jumps about near where it began; a smaller learning rate makes it better, and not good.",
+    cause="An optimizer that is made inside of the step, or of the loop over the batches, has no state: each step is "
+    "the first one. Adam's first step moves every weight by the full learning rate, however small its gradient is; "
+    "momentum adds up nothing.",
+    confirm="Print `len(optimizer.state)` before `optimizer.step()`: it is 0 in each step.",
+    fix="Make the optimizer once, before the loop, and pass it to the function that makes the step.",
+    reference="https://docs.pytorch.org/docs/stable/optim.html#constructing-it",
+)
+def optimizer_recreated(facts: TrainingFacts) -> Finding | None:
+    run = facts.run
+    if run is None or not signs.made_anew(run):
+        return None
+    kind, renewals, steps = run.renewed
+    fix = tested_fix(
+        "Make it once, before the loop.",
+        f"optimizer = torch.optim.{kind}(model.parameters(), lr=...)  # before the loop over the epochs",
+        run.experiments.get("one optimizer"),
+    )
+    return finding(
+        "optimizer-recreated",
+        f"`{kind}` is made anew: {renewals:,} times in {count(steps, 'step')} it begins with no state. "
+        "What it averages over steps, as momentum, is lost each time",
+        ["optimizer", kind, *run.stale.functions],
+        [fix],
+        run=run,
+        phase="optimizer",
+        place=run.places.get("made anew"),
+        evidence={"optimizers": renewals + 1, "steps": steps},
+    )
+
+
+@rule(
     code="training/clip-before-unscale",
     title="Gradients are clipped while they still carry GradScaler's scale.",
     symptom="With mixed precision the model hardly learns, without it the same script does. The norm that "

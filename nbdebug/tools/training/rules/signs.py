@@ -279,6 +279,13 @@ def rate_stays_low(run: TrainingRunFacts) -> bool:
     return schedule is not None and len(run.rates) >= 8 and max(run.rates) < 0.2 * schedule.peak
 
 
+def made_anew(run: TrainingRunFacts) -> bool:
+    """Most steps, or every other one, are those of an optimizer without a state: it was made anew. Not where the
+    weights are put back as well, as for each sample or task that a model adapts to."""
+    _, renewals, steps = run.renewed
+    return renewals >= 10 and renewals > 0.45 * steps and not run.set_back
+
+
 # Classes
 
 
