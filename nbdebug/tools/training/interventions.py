@@ -161,6 +161,11 @@ def _attempts(
         return run_it
 
     kept = signs.loss_left(run)
+    moments = _input_moments(retrainer) if kept > 0.3 else None
+    scaled = [RetrainChange(prepare=_standardize(*moments))] if moments is not None else []
+    tries = [("standardized", compare("standardized", change)) for change in scaled]
+    first = len(tries) * signs.learns_nothing(run)  # all the more likely then, and it takes one run
+    yield from tries[:first]
     for name, change in _other_losses(retrainer, static, kept):
         yield name, compare(name, change)
     if ends.blurred:
@@ -173,9 +178,7 @@ def _attempts(
     table = ends.table
     if table is not None:
         yield from _for_classes(retrainer, steps, static, table)
-    moments = _input_moments(retrainer) if kept > 0.3 else None
-    if moments is not None:
-        yield "standardized", compare("standardized", RetrainChange(prepare=_standardize(*moments)))
+    yield from tries[first:]
     for name, change in _rates(run):
         yield name, compare(name, change)
 
