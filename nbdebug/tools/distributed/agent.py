@@ -40,7 +40,7 @@ from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.algorithms.join import Join
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, dataloader
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, dataloader
 
 import nbdebug
 from nbdebug.observe.locations import USER, code_kind, users_frames
@@ -125,7 +125,7 @@ class Agent:
         self.frozen: set[int] = set()
         self.waiting: dict[int, Any] = {}
         self.ordered, self.optimizers, self.pending = (weakref.WeakKeyDictionary[Any, Any]() for _ in range(3))
-        self.loaders, self.samplers, self.data = (weakref.WeakKeyDictionary[Any, Any]() for _ in range(3))
+        self.loaders, self.samplers, self.data, self.splits = (weakref.WeakKeyDictionary[Any, Any]() for _ in range(4))
         self.opening: dict[str, Any] | None = None
         self.passes: list[dict[str, Any]] = []
         self.synced: Counter[str] = Counter()
@@ -228,16 +228,18 @@ class Agent:
             root = f"op {op}"
         self.call(name, group, shape, dtype, root, owner is functional or named.get("async_op", False))
         if name in ("all_reduce", "reduce_scatter_tensor") and tensors and self.backwards:
-            self.gradient_reduced(tensors[0])
+            self.gradient_reduced(tensors[0], summed=not root)
 
-    def gradient_reduced(self, tensor: torch.Tensor) -> None:
-        """The user's own reduction: once more than the wrapper's, or after the step that should use it?"""
+    def gradient_reduced(self, tensor: torch.Tensor, summed: bool) -> None:
+        """The user's own reduction: once more than the wrapper's, after the step that should use it, or a mere sum?"""
         for optimizer, record in self.optimizers.items():
             parameters = [p for g in optimizer.param_groups for p in g["params"]]
             sizes = [p.numel() for p in parameters]
             own = next((p for p in parameters if p.grad is tensor), None)
             if own is not None or self.after_backward and tensor.numel() in {*sizes, sum(sizes)}:
                 record["reduced"] = True
+                if summed and not self.wrapped and not self.number("summed"):
+                    self.write("summed", lines=user_lines())
             late = record["stepped"]
             again = self.synced and id(own) in self.wrapped
             if own is not None and (late or again) and not self.number("gradients"):
@@ -329,7 +331,7 @@ class Agent:
         self.wrap(ddp, "__init__", self.wrapper_begins, then=self.wrapper_made)
         self.wrap(ddp, "forward", self.forward, "each", self.forward_over)
         self.wrap(torch.optim.Optimizer, "__init__", flag="each", then=self.optimizer_made)
-        for made, places in ((DataLoader, self.loaders), (DistributedSampler, self.samplers)):
+        for made, places in ((DataLoader, self.loaders), (DistributedSampler, self.samplers), (Subset, self.splits)):
             self.wrap(made, "__init__", flag="each", then=functools.partial(self.made, places))
         for name, change in (("__enter__", 1), ("__exit__", -1)):
             self.wrap(Join, name, self.runs_out if change < 0 else None, "each", functools.partial(self.joins, change))
@@ -626,9 +628,14 @@ class Agent:
             "loader": f"{lines}#{ordinal}", "lines": lines, "sampler": own, "rows": [], "content": [],
             "shuffles": bool(getattr(sampler, "shuffle", False)), "backwards": 0, "complete": False,
             "streams": isinstance(loader.dataset, IterableDataset), "data": self.data[loader],
-            "left": marks.length_of(loader),
+            "left": marks.length_of(loader), "split": self.split(loader.dataset) if own else None,
         }  # fmt: skip
         self.passes.append(self.opening)
+
+    def split(self, dataset: Any) -> tuple[str, list[Line]] | None:
+        """Which rows a split has, and the lines that made it."""
+        lines, _ = self.splits.get(dataset, ([], 0)) if isinstance(dataset, Subset) else ([], 0)
+        return (marks.digest(list(map(int, dataset.indices))), lines) if lines else None
 
     def pass_begun(self, iterator: Any, _: DataLoader) -> None:
         vars(iterator)["_nbdebug_pass"], self.opening = self.opening, None

@@ -8,8 +8,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from nbdebug.text import figures
 
 Line = tuple[str, int, str]
 """File, line, function."""
@@ -24,7 +27,7 @@ CALLS, MARKS, EVENTS = 500, 20_000, 400
 class CollectiveCall:
     """One call in one group. n: its number in the group, from 0; lines: the user's, from the inside out; at: how many
     marks the rank had passed; root: source, target or reduction, where the call names one; waits: the rank goes on only
-    when the others have come; order: its number among all calls of the rank."""
+    when the others have come; order: its number among all calls of the rank; time: seconds since the epoch."""
 
     n: int
     group: str
@@ -36,6 +39,7 @@ class CollectiveCall:
     at: int = 0
     waits: bool = True
     order: int = 0
+    time: float = 0.0
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -100,7 +104,7 @@ class RankLog:
             group, lines = event.get("g", "0"), tuple((file, line, name) for file, line, name in event.get("lines", ()))
             op, shape, dtype, root = (event.get(name, "") for name in ("op", "shape", "dtype", "root"))
             waits, n = not event.get("async"), self.made(group)
-            self.last = CollectiveCall(n, group, op, shape, dtype, root, lines, self.marks, waits, order)
+            self.last = CollectiveCall(n, group, op, shape, dtype, root, lines, self.marks, waits, order, self.time)
             self.calls[group].append(self.last)
             if "ranks" in event:
                 self.members[group] = tuple(event["ranks"])
@@ -217,6 +221,15 @@ class RanksFacts:
         first: dict[str, dict[str, Any]] = {}
         pairs = [(first.setdefault(event["id"], event), event) for event in self.all(kind)]
         return [(one, other) for one, other in pairs if one is not other]
+
+    def growth_of_loss(self) -> str:
+        """What the losses of a rank have come to, where they end far above their beginning; "" of all others."""
+        for log in self.ranks.values():
+            values = [float(event["value"]) for event in log.events.get("loss", ())]
+            start, end = (statistics.median(part or [0.0]) for part in (values[: len(values) // 4], values[-8:]))
+            if len(values) >= 16 and start > 0 and not end <= 2 * start:
+                return f"the loss grows, from {figures(start)} to {figures(end)}"
+        return ""
 
     def fault(self) -> str:
         """What failed in nbdebug itself while it watched a rank; "" for nothing."""

@@ -237,6 +237,8 @@ def report_of(facts: RanksFacts, question: str, seconds: float = 0.0, status: in
         symptoms.append(Symptom("The ranks did not end within the limit, and all are in the same call."))
     elif finding is None and status and not late.startswith("All"):
         symptoms.append(Symptom(f"The launcher ended with status {status}.", "Its output above tells more."))
+    if finding is None and (growth := facts.growth_of_loss()):
+        symptoms.append(Symptom(f"{growth[0].upper()}{growth[1:]}.", "Ask %diagnose of it, in one process."))
     if fault := facts.fault():
         symptoms.append(Symptom("nbdebug failed while it watched a rank: nothing was compared.", fault))
     calls = sum(log.made(group) for log in facts.ranks.values() for group in log.calls)

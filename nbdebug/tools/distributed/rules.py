@@ -16,7 +16,7 @@ from typing import Any
 
 from nbdebug.registry import declared, rule
 from nbdebug.report import Finding, Fix, Link, Where
-from nbdebug.text import clip, count, listed, percent
+from nbdebug.text import clip, count, duration, listed, percent
 from nbdebug.tools.distributed import paths
 from nbdebug.tools.distributed.facts import VARIABLES, Place, RankLog, RanksFacts
 
@@ -40,6 +40,7 @@ DECIDE = Fix(
     "Let all ranks decide alike.",
     "leave = torch.tensor(float(condition))\ndist.all_reduce(leave, op=dist.ReduceOp.MAX)\nif leave:\n    ...",
 )
+DIVIDES = re.compile(r"AVG|(div|mul)_?\(|/=? *\(?(float\()?\w*(world|size|rank|replica|process|get_)")
 JOIN = "with model.join():\n    for batch in loader: ..."
 LONGER = "A longer timeout only makes the wait longer: the call that is missing never comes."
 FROM_LAUNCHER = Fix("Read it from the launcher.", 'dist.init_process_group("gloo")  # torchrun sets what it reads')
@@ -478,6 +479,34 @@ def _within_join(facts: RanksFacts) -> Iterator[Finding]:
 
 
 @cause(
+    code="distributed/timeout-too-short",
+    title="One rank works for longer than the others may wait for it.",
+    symptom="`Timed out waiting 5000ms`, a watchdog's timeout, at a barrier; on a small data set all is well.",
+    cause="One rank prepares or saves alone, and the rest wait for it: no call is missing, it comes later.",
+    confirm="The time of each rank's call, as this report lists it.",
+    fix="`init_process_group(timeout=timedelta(minutes=60))`; or do the work before the group is made.",
+)
+def timeout_too_short(facts: RanksFacts) -> Iterator[Finding]:
+    for error in sorted((e for e in facts.all("error") if e.get("peer")), key=lambda e: e["t"]):
+        mine = facts.ranks[error["rank"]].last
+        calls = [(r, log.call(mine.group, mine.n)) for r, log in facts.ranks.items()] if mine else []
+        late = [
+            (call.time, r) for r, call in calls if call and mine and call.time > error["t"] and call.key == mine.key
+        ]
+        waited, (came, rank) = error["t"] - mine.time if mine else 0.0, max(late, default=(0.0, 0))
+        if mine is None or not late or waited < 0.8 * facts.timeout():
+            continue
+        who = f"Rank {error['rank']} gives up at its {mine.op} after {duration(waited)}, the group's timeout"
+        title = f"{who}; rank {rank} was at work, and comes to it after {duration(came - mine.time)}"
+        init = first((facts.ranks[rank].one("init") or {}).get("lines"))
+        where = at(facts, paths.argument_line(facts, init, "timeout") if init else first(mine.lines))
+        more = f"dist.init_process_group(..., timeout=timedelta(minutes={max(round((came - mine.time) / 20), 10)}))"
+        chain = [Link(f"rank {r} calls {c.op}", at(facts, first(c.lines), r)) for r, c in calls if c]
+        fix = Fix("Let the others wait for longer, or do that work before the group is made.", more)
+        yield finding("timeout-too-short", title, where, fix, chain=chain)
+
+
+@cause(
     code="distributed/message-missing",
     title="A rank waits for a message that no rank sends, or for its own to be received.",
     symptom="A pipeline stands still in `recv`, in `send`, or in the `wait()` of an `irecv`, until the timeout.",
@@ -728,6 +757,24 @@ def missing_sampler(facts: RanksFacts) -> Iterator[Finding]:
 
 
 @cause(
+    code="distributed/split-differs",
+    title="Each rank has split the rows in another way.",
+    symptom="Validation is better than on new rows, the more so the more processes there are.",
+    cause="`random_split` draws from a generator that each rank has seeded with a number of its own: rows that one "
+    "rank holds out are trained by another.",
+    confirm="Print the first indices of the split on each rank.",
+    fix="`random_split(rows, sizes, generator=torch.Generator().manual_seed(0))`, the same on all ranks.",
+)
+def split_differs(facts: RanksFacts) -> Iterator[Finding]:
+    for one, other in facts.pairs("pass"):
+        if one.get("split") and other.get("split") and one["split"][0] != other["split"][0]:
+            title = f"Ranks {one['rank']} and {other['rank']} have split the rows in unlike ways, and share them out"
+            code = "random_split(rows, sizes, generator=torch.Generator().manual_seed(0))"
+            fix = Fix("Draw the split with one seed on all ranks.", code)
+            yield finding("split-differs", title, at(facts, first(one["split"][1])), fix)
+
+
+@cause(
     code="distributed/set-epoch-missing",
     title="Every epoch has the same order.",
     symptom="The curve has the same bumps in each epoch, although the sampler shuffles.",
@@ -789,6 +836,25 @@ def reduced_twice(facts: RanksFacts) -> Iterator[Finding]:
             title = "Gradients that DistributedDataParallel has averaged over the ranks are reduced again"
             fix = Fix("Leave it to the wrapper.", "loss.backward()  # averages over the ranks\noptimizer.step()")
             yield finding("reduced-twice", title, at(facts, first(event["lines"])), fix)
+
+
+@cause(
+    code="distributed/gradients-not-averaged",
+    title="The gradients of the ranks are added up, and never divided by their number.",
+    symptom="One process trains well; with more the loss oscillates or grows, the sooner the more there are.",
+    cause="`all_reduce` sums: each step is as many times larger as there are ranks.",
+    confirm="Print a gradient's norm before and after the reduction.",
+    fix="`p.grad /= world_size` after it, or `op=dist.ReduceOp.AVG` (NCCL); or DistributedDataParallel.",
+)
+def gradients_not_averaged(facts: RanksFacts) -> Iterator[Finding]:
+    for event in facts.all("summed")[:1]:
+        file, number, _ = line = first(event["lines"])
+        near = "".join(facts.text((file, n)) for n in range(number - 12, number + 9))
+        if (growth := facts.growth_of_loss()) and not DIVIDES.search(near):
+            title = f"The gradients of {count(len(facts.ranks), 'rank')} are added up and not divided, and {growth}"
+            code = f"{facts.text(line).strip()}\np.grad /= dist.get_world_size()"
+            fix = Fix("Divide them by the number of ranks.", code)
+            yield finding("gradients-not-averaged", title, at(facts, line), fix)
 
 
 @cause(
